@@ -1,0 +1,53 @@
+/* bf16 and IEEE binary16 conversion, bit-exact, round to nearest even. */
+#ifndef DG_CORE_HALF_H
+#define DG_CORE_HALF_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline float dg_bits_f32(uint32_t u) {
+    float f;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+static inline uint32_t dg_f32_bits(float f) {
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    return u;
+}
+
+static inline float dg_bf16_f32(uint16_t h) { return dg_bits_f32((uint32_t)h << 16); }
+
+/* NaN stays NaN (quiet bit set); overflow rounds to infinity. */
+static inline uint16_t dg_f32_bf16(float f) {
+    uint32_t u = dg_f32_bits(f);
+    if ((u & 0x7fffffffu) > 0x7f800000u)
+        return (uint16_t)((u >> 16) | 0x40);
+    return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+static inline float dg_f16_f32(uint16_t h) {
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
+    if (exp == 31)
+        return dg_bits_f32(sign | 0x7f800000u | man << 13);
+    if (exp)
+        return dg_bits_f32(sign | (exp + 112) << 23 | man << 13);
+    /* zero and subnormals: man * 2^-24 is exact in f32 */
+    float f = (float)man * 0x1p-24f;
+    return sign ? -f : f;
+}
+
+static inline uint16_t dg_f32_f16(float f) {
+    uint32_t u = dg_f32_bits(f), sign = (u >> 16) & 0x8000, a = u & 0x7fffffffu;
+    if (a > 0x7f800000u)
+        return (uint16_t)(sign | 0x7e00 | ((a >> 13) & 0x3ff));
+    if (a >= 0x477ff000u) /* 65520 and above round to infinity */
+        return (uint16_t)(sign | 0x7c00);
+    if (a >= 0x38800000u) /* normal in binary16 */
+        return (uint16_t)(sign | ((a - 0x38000000u + 0xfff + ((a >> 13) & 1)) >> 13));
+    /* subnormal: adding 0.5 places the last kept bit at the float's last bit, so the addition rounds for us */
+    return (uint16_t)(sign | (dg_f32_bits(dg_bits_f32(a) + 0.5f) - 0x3f000000u));
+}
+
+#endif
