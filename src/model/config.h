@@ -5,8 +5,18 @@
 
 #include "core/status.h"
 
+/* What a file may ask for. Generous against any model of this kind, small enough that no product of two overflows 32 bits of rows. */
 #define DG_LAYERS_MAX 512
 #define DG_STOPS_MAX 16
+#define DG_VOCAB_MAX (1 << 24)
+#define DG_WIDTH_MAX (1 << 20) /* hidden and feed-forward widths */
+#define DG_HEADS_MAX 1024
+#define DG_HEAD_DIM_MAX 4096
+#define DG_EXPERTS_MAX 4096
+#define DG_TOPK_MAX 64
+#define DG_CANVAS_MAX 4096
+#define DG_CTX_MAX (1 << 24)
+#define DG_CONFIG_FILE_MAX ((size_t)1 << 20)
 
 struct dg_layer_shape {
     bool full;       /* full attention, else sliding */
