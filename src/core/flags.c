@@ -189,7 +189,10 @@ void dg_flags_deinit(struct dg_flags *f) {
     dg_flags_default(f);
 }
 
-/* Edits (insert, delete, replace one character) that turn a into b; names longer than the row never come close to one of ours. */
+static char upper(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
+
+/* Edits (insert, delete, replace one character, case apart) that turn a into b; names longer than the row never come close to one of
+ * ours. */
 static int edits(const char *a, size_t na, const char *b) {
     int row[64];
     size_t nb = strlen(b);
@@ -201,7 +204,7 @@ static int edits(const char *a, size_t na, const char *b) {
         int diag = row[0];
         row[0] = (int)i;
         for (size_t j = 1; j <= nb; j++) {
-            int v = diag + (a[i - 1] != b[j - 1]);
+            int v = diag + (upper(a[i - 1]) != b[j - 1]);
             if (row[j] + 1 < v)
                 v = row[j] + 1;
             if (row[j - 1] + 1 < v)
