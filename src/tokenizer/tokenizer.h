@@ -13,6 +13,7 @@
 
 #include "core/buf.h"
 #include "core/ids.h"
+#include "core/span.h"
 #include "core/status.h"
 
 /* Largest tokenizer.json read, and largest text encoded at once, in bytes. */
@@ -42,11 +43,6 @@ const char *dg_tokenizer_piece(const struct dg_tokenizer *t, int32_t id, size_t 
  * UTF-8 (with the byte offset), DG_E_LIMIT, DG_E_NOMEM. */
 enum dg_status dg_tokenizer_encode(const struct dg_tokenizer *t, const char *text, size_t n, bool control, struct dg_ids *out,
                                    struct dg_error *err) DG_MUST_CHECK;
-
-/* Bytes [begin, end) of a text. */
-struct dg_span {
-    size_t begin, end;
-};
 
 /* Like dg_tokenizer_encode with control tokens, except that a spelling which touches any byte of a client span stays ordinary text,
  * merging with its neighbours as such. So text that holds no such spelling gets the ids of the plain call, and untrusted text can
