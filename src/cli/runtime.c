@@ -47,7 +47,7 @@ static bool bundled(char *path, size_t n) {
         *slash = 0;
         static const char *const where[] = {"models/mini", "share/diffgemma/models/mini"};
         for (int i = 0; i < 2; i++) {
-            char probe[3200];
+            char probe[3300];
             struct stat sb;
             snprintf(path, n, "%s/%s", exe, where[i]);
             snprintf(probe, sizeof probe, "%s/config.json", path);

@@ -13,7 +13,6 @@
 #include "model/config.h"
 #include "sampler/rng.h"
 
-#define DG_CANVAS_MAX 65536
 #define DG_STEPS_MAX 100000
 
 struct dg_sampler_params {
