@@ -100,14 +100,16 @@ int64_t dg_commit_blocks_max(int64_t tokens, int32_t canvas) {
 
 bool dg_commit_room(int64_t ctx, int64_t pos, int32_t canvas) { return pos >= 0 && ctx >= canvas && pos <= ctx - canvas; }
 
-enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct dg_commit_turn *t, int64_t budget, int64_t ctx, int64_t pos) {
+enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct dg_commit_turn *t, int64_t budget, int64_t ctx,
+                                int64_t pos) {
     if (t->kept >= budget || t->blocks >= dg_commit_blocks_max(budget, p->canvas) || !dg_commit_room(ctx, pos, p->canvas))
         return DG_END_LENGTH;
     return DG_END_NONE;
 }
 
 /* Cuts at the first stop of rows [0, n) that counts. */
-static void scan_stop(const struct dg_commit_policy *p, const struct dg_commit_turn *t, const int32_t *ids, int32_t n, struct dg_commit *c) {
+static void scan_stop(const struct dg_commit_policy *p, const struct dg_commit_turn *t, const int32_t *ids, int32_t n,
+                      struct dg_commit *c) {
     c->kept = n;
     for (int32_t i = 0; i < n; i++) {
         if (!dg_commit_is_stop(p, ids[i]))
@@ -158,15 +160,16 @@ static void advance(const struct dg_commit_policy *p, struct dg_commit_turn *t, 
     t->blocks++;
 }
 
-enum dg_status dg_commit_plan(const struct dg_commit_policy *p, struct dg_commit_turn *t, const struct dg_commit_block *b, int64_t budget,
-                              struct dg_commit *out, struct dg_error *err) {
+enum dg_status dg_commit_plan(const struct dg_commit_policy *p, struct dg_commit_turn *t, const struct dg_commit_block *b,
+                              int64_t budget, struct dg_commit *out, struct dg_error *err) {
     if (b->n < 1)
         return DG_FAIL(err, DG_E_ARG, "a block to commit needs at least one row");
     if (budget <= t->kept)
         return DG_FAIL(err, DG_E_ARG, "the turn's budget of %lld tokens is used up", (long long)budget);
     for (int32_t i = 0; i < b->n; i++)
         if (b->ids[i] < 0 || b->ids[i] >= p->vocab)
-            return DG_FAIL(err, DG_E_ARG, "token %d in row %d of the block is outside the vocabulary of %d tokens", b->ids[i], i, p->vocab);
+            return DG_FAIL(err, DG_E_ARG, "token %d in row %d of the block is outside the vocabulary of %d tokens", b->ids[i], i,
+                           p->vocab);
     struct dg_commit c = {.stop_id = -1};
     c.degenerate = t->blocks == 0 && dg_commit_degenerate(p, b->ids, b->n, b->shows_nothing);
     if (c.degenerate && b->retries < p->retries) {

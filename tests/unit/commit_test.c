@@ -10,8 +10,21 @@
 #include <string.h>
 
 /* Gemma 4's control tokens, an eos and a vocabulary of 4096. */
-enum { PAD = 0, EOS = 1, BOS = 2, CALL = 48, CALL_END = 49, RESPONSE = 50, CHANNEL = 100, TURN = 105, TURN_END = 106, VOCAB = 4096,
-       FILLER = VOCAB - 1, C = 256, X = 1000 };
+enum {
+    PAD = 0,
+    EOS = 1,
+    BOS = 2,
+    CALL = 48,
+    CALL_END = 49,
+    RESPONSE = 50,
+    CHANNEL = 100,
+    TURN = 105,
+    TURN_END = 106,
+    VOCAB = 4096,
+    FILLER = VOCAB - 1,
+    C = 256,
+    X = 1000
+};
 
 static struct dg_commit_policy p;
 static struct dg_commit_turn t;
@@ -22,7 +35,8 @@ static float p_max[C];
 static uint8_t blank[C];
 
 static void policy(const struct dg_flags *f) {
-    struct dg_config cfg = {.vocab = VOCAB, .pad = PAD, .bos = BOS, .canvas = C, .stops = {EOS, TURN_END, RESPONSE}, .n_stops = 3};
+    struct dg_config cfg = {
+        .vocab = VOCAB, .pad = PAD, .bos = BOS, .canvas = C, .stops = {EOS, TURN_END, RESPONSE}, .n_stops = 3};
     dg_commit_policy_init(&p, &cfg, f);
     p.eos = EOS;
     p.turn_open = TURN;
@@ -66,8 +80,12 @@ static void defaults(void **state) {
     assert_int_equal(p.n_stops, 3);
     struct dg_flags f;
     dg_flags_default(&f);
-    assert_int_equal(dg_flags_load(&f, (const char *const[]){"DGQ_COMMIT_CONF_TRIM=0", "DGQ_COMMIT_CONF_HARD=0.5", "DGQ_WS_BLOCK_STOP=1",
-                                                             "DGQ_CONTINUE_PAST_STOP=1", "DGQ_EMPTY_REPLY_RETRY=1", NULL}, &err), DG_OK);
+    assert_int_equal(
+        dg_flags_load(&f,
+                      (const char *const[]){"DGQ_COMMIT_CONF_TRIM=0", "DGQ_COMMIT_CONF_HARD=0.5", "DGQ_WS_BLOCK_STOP=1",
+                                            "DGQ_CONTINUE_PAST_STOP=1", "DGQ_EMPTY_REPLY_RETRY=1", NULL},
+                      &err),
+        DG_OK);
     policy(&f);
     assert_true(p.trim == 0 && p.hard == 0.5 && p.retries == 1 && p.ws_stop && p.continue_past_stop);
     assert_string_equal(dg_turn_end_finish(DG_END_BLANK), "stop");
@@ -79,7 +97,8 @@ static void defaults(void **state) {
 
 static void degenerate_first_rows(void **state) {
     (void)state;
-    static const int32_t bad[] = {PAD, EOS, BOS, TURN_END, RESPONSE, TURN, FILLER}, good[] = {CALL, CHANNEL, X, CALL_END, 3, FILLER - 1};
+    static const int32_t bad[] = {PAD, EOS, BOS, TURN_END, RESPONSE, TURN, FILLER},
+                         good[] = {CALL, CHANNEL, X, CALL_END, 3, FILLER - 1};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         assert_true(dg_commit_degenerate(&p, &bad[i], 1, false));
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
@@ -200,9 +219,7 @@ static void trim_region(void **state) {
         assert_int_equal(trim(C), C);
     }
     /* small canvases: from a quarter on, never row 0 */
-    static const struct {
-        int32_t n, from;
-    } floors[] = {{256, 16}, {64, 16}, {63, 15}, {32, 8}, {7, 1}, {4, 1}, {3, 1}, {2, 1}};
+    static const struct { int32_t n, from; } floors[] = {{256, 16}, {64, 16}, {63, 15}, {32, 8}, {7, 1}, {4, 1}, {3, 1}, {2, 1}};
     for (size_t k = 0; k < sizeof floors / sizeof *floors; k++) {
         fresh(NULL);
         for (int i = 0; i < C; i++) {
@@ -212,6 +229,12 @@ static void trim_region(void **state) {
         assert_int_equal(trim(floors[k].n), floors[k].from);
     }
     assert_int_equal(trim(1), 1);
+    /* nor is what lies behind the block a neighbour */
+    fresh(NULL);
+    ids[100] = ids[99];
+    p_max[99] = 0.1f;
+    assert_int_equal(trim(100), 100);
+    assert_int_equal(trim(101), 99);
 }
 
 static void trimmed_blocks_go_on(void **state) {
@@ -264,9 +287,10 @@ static void stop_against_budget(void **state) {
         int32_t stop_at, kept;
         enum dg_turn_end end;
     } want[] = {
-        {1, 3, 1, DG_END_LENGTH},      {2, 3, 2, DG_END_LENGTH},        {3, 3, 3, DG_END_STOP},     {4, 3, 3, DG_END_STOP},
-        {255, 3, 3, DG_END_STOP},      {256, 3, 3, DG_END_STOP},        {257, 3, 3, DG_END_STOP},   {255, -1, 255, DG_END_LENGTH},
-        {256, -1, 256, DG_END_LENGTH}, {257, -1, 256, DG_END_NONE},     {1, -1, 1, DG_END_LENGTH},  {255, 255, 255, DG_END_STOP},
+        {1, 3, 1, DG_END_LENGTH},       {2, 3, 2, DG_END_LENGTH},          {3, 3, 3, DG_END_STOP},
+        {4, 3, 3, DG_END_STOP},         {255, 3, 3, DG_END_STOP},          {256, 3, 3, DG_END_STOP},
+        {257, 3, 3, DG_END_STOP},       {255, -1, 255, DG_END_LENGTH},     {256, -1, 256, DG_END_LENGTH},
+        {257, -1, 256, DG_END_NONE},    {1, -1, 1, DG_END_LENGTH},         {255, 255, 255, DG_END_STOP},
         {254, 255, 254, DG_END_LENGTH}, {INT64_MAX, -1, 256, DG_END_NONE},
     };
     for (size_t i = 0; i < sizeof want / sizeof *want; i++) {
@@ -371,6 +395,7 @@ static void deferred_stop(void **state) {
     assert_true(c.deferred && c.kept == 50 && c.stop_id == -1 && t.call_open);
     /* the next block: the call is still open, a stop in row 0 keeps nothing and defers again */
     ids[0] = TURN_END;
+    p.ws_stop = true; /* no rows are no blank rows */
     assert_int_equal(plan(C, 1000), DG_END_NONE);
     assert_true(c.deferred && c.kept == 0 && t.kept == 50 && t.blocks == 2);
     /* closed, then stopped */
@@ -459,8 +484,8 @@ static void bad_input(void **state) {
     assert_memory_equal(&t, &before, sizeof t);
 }
 
-/* Whatever the blocks hold, a driven turn ends within its blocks, keeps at most its budget, and no kept row is a stop unless deferral is
- * on (and then none either: the cut is before it). */
+/* Whatever the blocks hold, a driven turn ends within its blocks, keeps at most its budget, and no kept row is a stop unless
+ * deferral is on (and then none either: the cut is before it). */
 static void turns_always_end(void **state) {
     (void)state;
     struct dg_rng dice;
@@ -472,7 +497,8 @@ static void turns_always_end(void **state) {
         p.continue_past_stop = dg_rng_id(&dice, 2);
         p.hard = dg_rng_id(&dice, 3) ? 0 : 0.01;
         int64_t budget = 1 + dg_rng_id(&dice, 2000), ctx = 1 + dg_rng_id(&dice, 4000), pos = dg_rng_id(&dice, 1000), start = pos;
-        int32_t spread = dg_rng_id(&dice, 8) ? 1 + dg_rng_id(&dice, 300) : 1, loops = 0, retries = 0, n = C, stop_every = 1 + dg_rng_id(&dice, 2000);
+        int32_t spread = dg_rng_id(&dice, 8) ? 1 + dg_rng_id(&dice, 300) : 1, loops = 0, retries = 0, n = C,
+                stop_every = 1 + dg_rng_id(&dice, 2000);
         enum dg_turn_end end;
         while ((end = dg_commit_next(&p, &t, budget, ctx, pos)) == DG_END_NONE) {
             assert_true(pos + C <= ctx);
@@ -514,9 +540,14 @@ static void turns_always_end(void **state) {
 int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, fresh, drop)
     const struct CMUnitTest tests[] = {
-        T(defaults),     T(degenerate_first_rows), T(reroll),     T(trim_tiers),    T(trim_region),     T(trimmed_blocks_go_on),
-        T(stop_scan),    T(stop_against_budget),   T(blocks_and_room), T(ws_guard), T(open_calls),      T(deferred_stop),
-        T(repeated_token), T(bad_input),           T(turns_always_end),
+        T(defaults),         T(degenerate_first_rows),
+        T(reroll),           T(trim_tiers),
+        T(trim_region),      T(trimmed_blocks_go_on),
+        T(stop_scan),        T(stop_against_budget),
+        T(blocks_and_room),  T(ws_guard),
+        T(open_calls),       T(deferred_stop),
+        T(repeated_token),   T(bad_input),
+        T(turns_always_end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

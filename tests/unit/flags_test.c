@@ -35,7 +35,8 @@ static void defaults(void **state) {
     assert_true(f.attn_window && f.attn_topk && f.attn_topk_dyn && f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 64);
     assert_true(f.commit_conf_trim == 0.9 && f.commit_conf_hard == 0);
-    assert_false(f.continue_past_stop || f.ws_block_stop || f.freeze || f.reference_stops || f.kv_q8 || f.tool_validate || f.tool_repair);
+    assert_false(f.continue_past_stop || f.ws_block_stop || f.freeze || f.reference_stops || f.kv_q8 || f.tool_validate ||
+                 f.tool_repair);
     assert_true(f.denoiser_argmax && f.sc_sparse && f.kv_reuse && f.serve_tool_continuation && f.check_logits);
     assert_true(f.early_stop_mean_ent == 0.05);
     assert_int_equal(f.empty_reply_retry, 3);
@@ -55,19 +56,21 @@ static void defaults(void **state) {
 /* The names of reference.md section 8, each with a valid value that is not its default. */
 static void every_flag_loads(void **state) {
     (void)state;
-    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=0", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128", "DGQ_ATTN_TOPK_DECODE=0",
-                          "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25", "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1",
-                          "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1", "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0",
-                          "DGQ_REFERENCE_STOPS=1", "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_FAST_PREFILL=1",
-                          "DGQ_FAST_PREFILL_MAX=2147483647", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_KV_REUSE=0",
-                          "DGQ_SERVE_TOOL_CONTINUATION=0", "DGQ_TOOL_VALIDATE=1", "DGQ_TOOL_REPAIR=1", "DGQ_HF_HOME=/a b", "DGQ_CPU=avx2",
-                          "DGQ_API_KEY=k=v", "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_DELIM_CHECK=1",
-                          "DGQ_DELIM_CHECK_JSONL=d", "DGQ_CHECK_LOGITS=0"),
+    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=0", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128",
+                          "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
+                          "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
+                          "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
+                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_FAST_PREFILL=1", "DGQ_FAST_PREFILL_MAX=2147483647",
+                          "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_KV_REUSE=0", "DGQ_SERVE_TOOL_CONTINUATION=0",
+                          "DGQ_TOOL_VALIDATE=1", "DGQ_TOOL_REPAIR=1", "DGQ_HF_HOME=/a b", "DGQ_CPU=avx2", "DGQ_API_KEY=k=v",
+                          "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d",
+                          "DGQ_CHECK_LOGITS=0"),
                      DG_OK);
     assert_false(f.attn_window || f.attn_topk || f.attn_topk_dyn || f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 128);
     assert_true(f.commit_conf_trim == 0.5 && f.commit_conf_hard == 0.25 && f.early_stop_mean_ent == 0.1);
-    assert_true(f.continue_past_stop && f.ws_block_stop && f.freeze && f.reference_stops && f.kv_q8 && f.tool_validate && f.tool_repair);
+    assert_true(f.continue_past_stop && f.ws_block_stop && f.freeze && f.reference_stops && f.kv_q8 && f.tool_validate &&
+                f.tool_repair);
     assert_false(f.denoiser_argmax || f.sc_sparse || f.kv_reuse || f.serve_tool_continuation || f.check_logits);
     assert_int_equal(f.empty_reply_retry, 0);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_NONE);
@@ -90,8 +93,8 @@ static void every_flag_loads(void **state) {
 
 static void empty_means_unset_and_later_wins(void **state) {
     (void)state;
-    assert_int_equal(LOAD("DGQ_MODEL=a", "DGQ_MODEL=b", "DGQ_FREEZE=", "DGQ_KV_RING=", "DGQ_NOT_A_FLAG=", "DGQ_MODEL=", "PATH=/x", "DGQ=1",
-                          "XDGQ_FREEZE=9", "DGQ_FREEZE"),
+    assert_int_equal(LOAD("DGQ_MODEL=a", "DGQ_MODEL=b", "DGQ_FREEZE=", "DGQ_KV_RING=", "DGQ_NOT_A_FLAG=", "DGQ_MODEL=", "PATH=/x",
+                          "DGQ=1", "XDGQ_FREEZE=9", "DGQ_FREEZE"),
                      DG_OK);
     assert_string_equal(f.model, "b");
     assert_false(f.freeze);
@@ -106,12 +109,42 @@ static void empty_means_unset_and_later_wins(void **state) {
 static void invalid_values(void **state) {
     (void)state;
     static const char *const bad[] = {
-        "FREEZE=2", "FREEZE=true", "FREEZE= 1", "FREEZE=1 ", "FREEZE=01", "ATTN_TOPK_K=0", "ATTN_TOPK_K=4097", "ATTN_TOPK_K=64x",
-        "ATTN_TOPK_K=6.4", "ATTN_TOPK_K= 64", "ATTN_TOPK_K=0x40", "ATTN_TOPK_K=-1", "ATTN_TOPK_K=99999999999999999999", "ATTN_TOPK_K=-",
-        "KV_RING=4095", "KV_RING=8", "KV_RING=33554432", "EMPTY_REPLY_RETRY=17", "COMMIT_CONF_TRIM=1.01", "COMMIT_CONF_TRIM=-0.1",
-        "COMMIT_CONF_TRIM=nan", "COMMIT_CONF_TRIM=inf", "COMMIT_CONF_TRIM=0x1p-1", "COMMIT_CONF_TRIM=0,9", "COMMIT_CONF_TRIM=0.9f",
-        "COMMIT_CONF_TRIM=.", "COMMIT_CONF_TRIM=1e", "COMMIT_CONF_TRIM=1e999", "COMMIT_CONF_TRIM=+", "EARLY_STOP_MEAN_ENT=17",
-        "FIRST_STEP_SC=Seed", "FIRST_STEP_SC=see", "FIRST_STEP_SC=seed|none", "FIRST_STEP_SC=|", "FAST_PREFILL=2", "FAST_PREFILL=aut",
+        "FREEZE=2",
+        "FREEZE=true",
+        "FREEZE= 1",
+        "FREEZE=1 ",
+        "FREEZE=01",
+        "ATTN_TOPK_K=0",
+        "ATTN_TOPK_K=4097",
+        "ATTN_TOPK_K=64x",
+        "ATTN_TOPK_K=6.4",
+        "ATTN_TOPK_K= 64",
+        "ATTN_TOPK_K=0x40",
+        "ATTN_TOPK_K=-1",
+        "ATTN_TOPK_K=99999999999999999999",
+        "ATTN_TOPK_K=-",
+        "KV_RING=4095",
+        "KV_RING=8",
+        "KV_RING=33554432",
+        "EMPTY_REPLY_RETRY=17",
+        "COMMIT_CONF_TRIM=1.01",
+        "COMMIT_CONF_TRIM=-0.1",
+        "COMMIT_CONF_TRIM=nan",
+        "COMMIT_CONF_TRIM=inf",
+        "COMMIT_CONF_TRIM=0x1p-1",
+        "COMMIT_CONF_TRIM=0,9",
+        "COMMIT_CONF_TRIM=0.9f",
+        "COMMIT_CONF_TRIM=.",
+        "COMMIT_CONF_TRIM=1e",
+        "COMMIT_CONF_TRIM=1e999",
+        "COMMIT_CONF_TRIM=+",
+        "EARLY_STOP_MEAN_ENT=17",
+        "FIRST_STEP_SC=Seed",
+        "FIRST_STEP_SC=see",
+        "FIRST_STEP_SC=seed|none",
+        "FIRST_STEP_SC=|",
+        "FAST_PREFILL=2",
+        "FAST_PREFILL=aut",
         "FAST_PREFILL_MAX=2147483648",
     };
     struct dg_flags before = f;
@@ -125,8 +158,9 @@ static void invalid_values(void **state) {
             fail_msg("%s: the error does not name it: %s", entry, dg_error_text(&err));
         assert_memory_equal(&f, &before, sizeof f);
     }
-    static const char *const good[] = {"COMMIT_CONF_TRIM=1", "COMMIT_CONF_TRIM=0.", "COMMIT_CONF_TRIM=9e-1", "COMMIT_CONF_TRIM=+0.9",
-                                       "COMMIT_CONF_TRIM=-0", "ATTN_TOPK_K=+64", "ATTN_TOPK_K=0064", "EARLY_STOP_MEAN_ENT=0"};
+    static const char *const good[] = {"COMMIT_CONF_TRIM=1",    "COMMIT_CONF_TRIM=0.",  "COMMIT_CONF_TRIM=9e-1",
+                                       "COMMIT_CONF_TRIM=+0.9", "COMMIT_CONF_TRIM=-0",  "ATTN_TOPK_K=+64",
+                                       "ATTN_TOPK_K=0064",      "EARLY_STOP_MEAN_ENT=0"};
     for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
         char entry[128];
         snprintf(entry, sizeof entry, "DGQ_%s", good[i]);
@@ -139,7 +173,8 @@ static void every_offender_is_named(void **state) {
     (void)state;
     char longv[DG_FLAGS_TEXT_MAX + 64] = "DGQ_API_KEY=";
     memset(longv + 12, 'q', DG_FLAGS_TEXT_MAX + 1);
-    assert_int_equal(LOAD("DGQ_FREZE=1", "DGQ_KV_RING=5000", "DGQ_WS_BLOCK_STOP=1", "DGQ_FIRST_STEP_SC=maybe\n", longv), DG_E_ARG);
+    assert_int_equal(LOAD("DGQ_FREZE=1", "DGQ_KV_RING=5000", "DGQ_WS_BLOCK_STOP=1", "DGQ_FIRST_STEP_SC=maybe\n", longv),
+                     DG_E_ARG);
     const char *text = dg_error_text(&err);
     assert_non_null(strstr(text, "DGQ_FREZE is not a switch (closest: DGQ_FREEZE)"));
     assert_non_null(strstr(text, "DGQ_KV_RING is '5000' but must be 16..16777216, a power of two (int)"));
@@ -157,8 +192,9 @@ static void every_offender_is_named(void **state) {
 
 static void suggestions(void **state) {
     (void)state;
-    static const char *const pairs[][2] = {{"DENOISER_ARGMX", "DENOISER_ARGMAX"}, {"SCSPARSE", "SC_SPARSE"},     {"kv_ring", "KV_RING"},
-                                           {"KVRING", "KV_RING"},                 {"TOOLREPAIR", "TOOL_REPAIR"}, {"MODELS", "MODEL"}};
+    static const char *const pairs[][2] = {
+        {"DENOISER_ARGMX", "DENOISER_ARGMAX"}, {"SCSPARSE", "SC_SPARSE"}, {"kv_ring", "KV_RING"}, {"KVRING", "KV_RING"},
+        {"TOOLREPAIR", "TOOL_REPAIR"},         {"MODELS", "MODEL"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char entry[64], want[64];
         snprintf(entry, sizeof entry, "DGQ_%s=1", pairs[i][0]);
@@ -235,7 +271,14 @@ static void print(void **state) {
 
 int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, fresh, drop)
-    const struct CMUnitTest tests[] = {T(defaults),        T(every_flag_loads), T(empty_means_unset_and_later_wins), T(invalid_values),
-                                       T(every_offender_is_named), T(suggestions), T(bounded_report), T(no_memory), T(print)};
+    const struct CMUnitTest tests[] = {T(defaults),
+                                       T(every_flag_loads),
+                                       T(empty_means_unset_and_later_wins),
+                                       T(invalid_values),
+                                       T(every_offender_is_named),
+                                       T(suggestions),
+                                       T(bounded_report),
+                                       T(no_memory),
+                                       T(print)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -23,8 +23,15 @@ static float h[CAP];
 static int32_t am[CAP];
 
 static struct dg_config config(void) {
-    struct dg_config c = {.vocab = VOCAB, .pad = PAD, .canvas = CAP, .steps_max = 48, .entropy_bound = 0.1f, .t_min = 0.4f, .t_max = 0.8f,
-                          .stability = 1, .confidence = 0.005f};
+    struct dg_config c = {.vocab = VOCAB,
+                          .pad = PAD,
+                          .canvas = CAP,
+                          .steps_max = 48,
+                          .entropy_bound = 0.1f,
+                          .t_min = 0.4f,
+                          .t_max = 0.8f,
+                          .stability = 1,
+                          .confidence = 0.005f};
     return c;
 }
 
@@ -71,12 +78,22 @@ static void defaults_and_flags(void **state) {
     assert_int_equal(p.steps_max, 48);
     assert_int_equal(p.entropy_steps, 12);
     assert_int_equal(p.plateau, 8);
-    assert_true(p.plateau_entropy == 0.05 && p.entropy_stop == 0.05 && fabs(p.entropy_bound - 0.1) < 1e-8);
+    assert_true(p.plateau_entropy == 0.05 && p.entropy_stop == 0.05 && p.entropy_bound == 0.1);
+    assert_true(p.t_min == 0.4 && p.t_max == 0.8 && p.confidence == 0.005);
+    struct dg_config odd = config();
+    odd.t_min = 0.123456789f; /* no short decimal: kept as it is */
+    odd.t_max = 3e8f;
+    dg_sampler_params_init(&p, &odd, NULL);
+    assert_true(p.t_min == (double)0.123456789f && p.t_max == 3e8);
+    p = params();
     assert_true(p.argmax && !p.freeze && !p.reference_stops && !p.no_early_stop);
     struct dg_flags f;
     dg_flags_default(&f);
-    assert_int_equal(dg_flags_load(&f, (const char *const[]){"DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1", "DGQ_REFERENCE_STOPS=1",
-                                                             "DGQ_EARLY_STOP_MEAN_ENT=0.2", NULL}, &err), DG_OK);
+    assert_int_equal(dg_flags_load(&f,
+                                   (const char *const[]){"DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1", "DGQ_REFERENCE_STOPS=1",
+                                                         "DGQ_EARLY_STOP_MEAN_ENT=0.2", NULL},
+                                   &err),
+                     DG_OK);
     struct dg_config c = config();
     dg_sampler_params_init(&p, &c, &f);
     assert_true(!p.argmax && p.freeze && p.reference_stops && p.entropy_stop == 0.2);
@@ -85,12 +102,12 @@ static void defaults_and_flags(void **state) {
 static void bad_parameters(void **state) {
     (void)state;
     struct dg_sampler_params p = params();
-#define BAD(change)                                                                     \
-    do {                                                                                \
-        struct dg_sampler_params q = p;                                                 \
-        change;                                                                         \
-        assert_int_equal(dg_sampler_create(&s, &q, CAP, &err), DG_E_ARG);               \
-        assert_null(s);                                                                 \
+#define BAD(change)                                                       \
+    do {                                                                  \
+        struct dg_sampler_params q = p;                                   \
+        change;                                                           \
+        assert_int_equal(dg_sampler_create(&s, &q, CAP, &err), DG_E_ARG); \
+        assert_null(s);                                                   \
     } while (0)
     BAD(q.vocab = 0);
     BAD(q.steps_max = 0);
@@ -124,14 +141,12 @@ static void bad_parameters(void **state) {
 static void schedule(void **state) {
     (void)state;
     struct dg_sampler_params p = params();
-    p.t_min = 0.4;
-    p.t_max = 0.8;
     p.no_early_stop = true;
     begin(p, CAP);
     float last = 1;
     for (int cur = 48; cur >= 1; cur--) {
         float t = dg_sampler_temperature(s);
-        assert_true(t == (float)(0.4 + 0.4 * cur / 48) || fabs((double)t - (0.4 + 0.4 * cur / 48)) < 1e-7);
+        assert_true(t == (float)(0.4 + 0.4 * (cur / 48.0)));
         assert_true(t < last);
         last = t;
         assert_int_equal(flat(1, 0), cur == 1 ? DG_STOP_MAX_STEPS : DG_STOP_NONE);
@@ -232,7 +247,7 @@ static void confident_stop(void **state) {
 
     begin(params(), CAP);
     assert_int_equal(flat(0.001f, 0), DG_STOP_NONE);
-    assert_int_equal(flat(0.001f, 1), DG_STOP_NONE); /* another canvas */
+    assert_int_equal(flat(0.001f, 1), DG_STOP_NONE);  /* another canvas */
     assert_int_equal(flat(0.0051f, 1), DG_STOP_NONE); /* stable, not confident */
     assert_int_equal(flat(0.0049f, 1), DG_STOP_CONFIDENT);
 
@@ -266,9 +281,20 @@ static void plateau_stop(void **state) {
     assert_int_equal(flat(0.04f, 8), DG_STOP_PLATEAU);
     assert_int_equal(res.step, 8);
 
+    /* masks of the block before do not count */
+    p.confidence = 0;
+    begin(p, CAP);
+    for (int i = 1; i <= 7; i++)
+        assert_int_equal(flat(0.04f, i), DG_STOP_NONE);
+    assert_int_equal(dg_sampler_begin(s, CAP, &rng, &err), DG_OK);
+    for (int i = 1; i <= 7; i++)
+        assert_int_equal(flat(0.04f, i), DG_STOP_NONE);
+    assert_int_equal(flat(0.04f, 1), DG_STOP_PLATEAU);
+
+    p.confidence = 0.005;
     begin(p, CAP);
     for (int i = 1; i <= 20; i++)
-        assert_int_equal(flat(0.051f, i), DG_STOP_NONE); /* too uncertain */
+        assert_int_equal(flat(0.051f, i), DG_STOP_NONE);
     /* the masks were equal all along, only the mean entropy was missing */
     for (int i = 0; i < CAP; i++)
         h[i] = i < 2 ? 0.051f : 0.0495f;
@@ -297,6 +323,11 @@ static void entropy_stop(void **state) {
         assert_int_equal(flat(0.01f, i), DG_STOP_NONE);
     assert_int_equal(flat(0.01f, 48), DG_STOP_MAX_STEPS);
     assert_false(res.converged);
+    /* off is off, also for a mean that rounding left below zero */
+    p.confidence = 0;
+    begin(p, CAP);
+    for (int i = 1; i <= 20; i++)
+        assert_int_equal(flat(-1e-7f, i), DG_STOP_NONE);
 }
 
 /* A canvas of padding and filler only never counts as an answer, in the seed's set of stops. */
@@ -570,8 +601,8 @@ static void against_naive(void **state) {
     assert_true(steps > 10000);
 }
 
-/* Step counts of whole turns of the small model: mean entropies as an independent implementation saw them. A block that ended on low mean
- * entropy before step 12 was stable there, and only there. */
+/* Step counts of whole turns of the small model: mean entropies as an independent implementation saw them. A block that ended on
+ * low mean entropy before step 12 was stable there, and only there. */
 static void recorded_blocks(void **state) {
     (void)state;
     const char *root = getenv("DG_ROOT");
@@ -613,10 +644,23 @@ static void steps_allocate_nothing(void **state) {
 int main(void) {
 #define T(name) cmocka_unit_test_teardown(name, drop)
     const struct CMUnitTest tests[] = {
-        T(defaults_and_flags), T(bad_parameters), T(schedule),     T(canvas_of_a_block), T(accept_rule),
-        T(accept_edges),       T(confident_stop), T(plateau_stop), T(entropy_stop),      T(pad_gate),
-        T(reference_and_no_early_stops), T(failed_steps), T(drawn_tokens), T(freeze),    T(against_naive),
-        T(recorded_blocks),    T(steps_allocate_nothing),
+        T(defaults_and_flags),
+        T(bad_parameters),
+        T(schedule),
+        T(canvas_of_a_block),
+        T(accept_rule),
+        T(accept_edges),
+        T(confident_stop),
+        T(plateau_stop),
+        T(entropy_stop),
+        T(pad_gate),
+        T(reference_and_no_early_stops),
+        T(failed_steps),
+        T(drawn_tokens),
+        T(freeze),
+        T(against_naive),
+        T(recorded_blocks),
+        T(steps_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
