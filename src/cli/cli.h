@@ -17,6 +17,11 @@ int dg_cmd_config(int argc, char **argv);
 int dg_cmd_summary(int argc, char **argv);
 int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
+int dg_cmd_quantize(int argc, char **argv);
+int dg_cmd_repack(int argc, char **argv);
+int dg_cmd_verify(int argc, char **argv);
+int dg_cmd_manifest(int argc, char **argv);
+int dg_cmd_synth(int argc, char **argv);
 /* The row of a command in main's table. */
 const struct dg_command *dg_command_find(const char *name);
 

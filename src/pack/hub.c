@@ -2,7 +2,7 @@
 
 #include "core/faults.h"
 #include "core/mem.h"
-#include "pack/checkpoint.h"
+#include "pack/pack_read.h"
 #include "pack/store.h"
 
 #include <dirent.h>
@@ -47,7 +47,7 @@ static bool is_complete(const char *dir, struct dg_error *why) {
         DG_FAIL(why, DG_E_IO, "%s: has no config.json", dir);
         return false;
     }
-    bool good = dg_store_open(&s, why) == DG_OK && dg_checkpoint_add(s, dir, NULL, why) == DG_OK;
+    bool good = dg_store_open(&s, why) == DG_OK && dg_weights_add(s, dir, NULL, why) == DG_OK;
     dg_store_close(s);
     return good;
 }
@@ -114,6 +114,20 @@ static int list_roots(char root[ROOTS_MAX][PATH_BYTES]) {
     if (home && *home && snprintf(root[n], PATH_BYTES, "%s/.cache/huggingface", home) < PATH_BYTES)
         n++;
     return n;
+}
+
+bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t n) {
+    char root[ROOTS_MAX][PATH_BYTES];
+    int n_roots = list_roots(root), org = (int)strcspn(repo, "/");
+    size_t n_rev = strspn(revision, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_.");
+    if (!is_repo_id(repo) || n_rev == 0 || revision[n_rev] || revision[0] == '.')
+        return false;
+    for (int i = 0; i < n_roots; i++)
+        for (int flat = 0; flat < 2; flat++)
+            if (snprintf(path, n, "%s/%smodels--%.*s--%s/snapshots/%s", root[i], flat ? "" : "hub/", org, repo, repo + org + 1, revision) < (int)n &&
+                is_dir(path))
+                return true;
+    return false;
 }
 
 static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_error *err) {

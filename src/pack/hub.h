@@ -11,4 +11,7 @@
  * Errors: DG_E_ARG when nothing fits: the message says what arg is, where was searched, and the exact download command. */
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
 
+/* The cache folder of exactly that revision of a repo; false when no cache root has it. Nothing in it is opened. */
+bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t n);
+
 #endif
