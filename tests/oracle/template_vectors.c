@@ -1,8 +1,8 @@
 /* template_vectors VECTORS.json [--tokenizer TOKENIZER.json]
  *
- * Renders every vector and compares the text (or that there is an error); with a tokenizer also the ids of the whole text, control
- * tokens matched everywhere. The spans are checked on the way: in range, sorted, disjoint. Last line: "N passed, N failed";
- * status 1 when anything failed, 2 when a file cannot be read. */
+ * Renders every vector and compares the text (or that there is an error); with a tokenizer also the ids of the whole text,
+ * control tokens matched everywhere. The spans are checked on the way: in range, sorted, disjoint. Last line: "N passed, N
+ * failed"; status 1 when anything failed, 2 when a file cannot be read. */
 #include "core/ids.h"
 #include "core/map.h"
 #include "template/exact.h"

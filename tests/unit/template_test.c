@@ -286,7 +286,8 @@ static void memory_failures(void **state) {
 
 /* --- spans --- */
 
-/* Every client string in these documents is made of '@' (and digits that keep keys in order), or one of the words listed below. */
+/* Every client string in these documents is made of '@' (and digits that keep keys in order), or one of the words listed
+ * below. */
 static const char *const span_messages =
     "[{\"role\":\"system\",\"content\":[{\"text\":\" @@ \"}]},{\"role\":\"user\",\"content\":\"@@\"},"
     "{\"role\":\"assistant\",\"content\":\"@@\",\"reasoning\":\"@\",\"tool_calls\":[{\"id\":\"1\",\"function\":{\"name\":\"@@\","
