@@ -1,5 +1,5 @@
-/* Byte-pair merging. Short stretches keep their symbols in an array and look for the best pair each time, which needs no memory and
- * little code; long ones use a linked list and a heap, so that n symbols take O(n log n). Both give the same ids. */
+/* Byte-pair merging. Short stretches keep their symbols in an array and look for the best pair each time, which needs no memory;
+ * long ones use a linked list and a queue of pairs, so that n symbols take O(n log n). Both give the same ids. */
 #include "tokenizer/merge.h"
 
 #include "core/mem.h"
@@ -13,7 +13,7 @@ void dg_tok_merger_init(struct dg_tok_merger *m, const struct dg_tokenizer *t) {
 
 void dg_tok_merger_deinit(struct dg_tok_merger *m) {
     dg_free(m->symbols);
-    dg_free(m->heap);
+    dg_free(m->keys);
     *m = (struct dg_tok_merger){0};
 }
 
@@ -65,29 +65,55 @@ static enum dg_status merge_short(const struct dg_tokenizer *t, const uint8_t *s
 
 /* --- long stretches ------------------------------------------------------------------------------------------------------------ */
 
-static void sift_down(uint64_t *heap, size_t n, size_t i) {
-    uint64_t v = heap[i];
-    for (;;) {
-        size_t child = 2 * i + 1;
-        if (child >= n)
-            break;
-        if (child + 1 < n && heap[child + 1] < heap[child])
-            child++;
-        if (heap[child] >= v)
-            break;
-        heap[i] = heap[child];
-        i = child;
+/* Sorts n keys by rank, keys of equal rank keeping their order (that of their index); tmp has room for n. Radix 256. */
+static void sort_by_rank(uint64_t *keys, uint64_t *tmp, size_t n, uint32_t rank_max) {
+    uint64_t *from = keys, *to = tmp;
+    for (int shift = 32; shift < 64 && rank_max; shift += 8, rank_max >>= 8) {
+        size_t at[256] = {0}, sum = 0;
+        for (size_t i = 0; i < n; i++)
+            at[from[i] >> shift & 255]++;
+        for (int d = 0; d < 256; d++) {
+            size_t here = at[d];
+            at[d] = sum;
+            sum += here;
+        }
+        for (size_t i = 0; i < n; i++)
+            to[at[from[i] >> shift & 255]++] = from[i];
+        uint64_t *was = from;
+        from = to;
+        to = was;
     }
-    heap[i] = v;
+    if (from != keys)
+        memcpy(keys, from, n * sizeof *keys);
 }
 
-static void sift_up(uint64_t *heap, size_t i) {
-    uint64_t v = heap[i];
-    while (i > 0 && heap[(i - 1) / 2] > v) {
-        heap[i] = heap[(i - 1) / 2];
-        i = (i - 1) / 2;
+/* A heap of keys, least first, four children to a node. */
+struct heap {
+    uint64_t *v;
+    size_t n;
+};
+
+static void heap_push(struct heap *h, uint64_t v) {
+    size_t i = h->n++;
+    for (; i > 0 && h->v[(i - 1) / 4] > v; i = (i - 1) / 4)
+        h->v[i] = h->v[(i - 1) / 4];
+    h->v[i] = v;
+}
+
+static uint64_t heap_pop(struct heap *h) {
+    uint64_t *v = h->v, least = v[0];
+    size_t n = --h->n, i = 0, child;
+    uint64_t last = v[n];
+    while ((child = 4 * i + 1) < n) {
+        for (size_t j = child + 1, end = child + 4 < n ? child + 4 : n; j < end; j++)
+            child = v[j] < v[child] ? j : child;
+        if (v[child] >= last)
+            break;
+        v[i] = v[child];
+        i = child;
     }
-    heap[i] = v;
+    v[i] = last;
+    return least;
 }
 
 static void rank_pair(const struct dg_tokenizer *t, struct dg_tok_symbol *symbols, uint32_t i) {
@@ -98,31 +124,23 @@ static void rank_pair(const struct dg_tokenizer *t, struct dg_tok_symbol *symbol
 static uint64_t heap_key(const struct dg_tok_symbol *symbols, uint32_t i) { return (uint64_t)symbols[i].rank << 32 | i; }
 
 static bool reserve(struct dg_tok_merger *m, size_t count) {
-    if (count > m->symbols_cap) {
-        dg_free(m->symbols);
-        dg_free(m->heap);
-        m->symbols_cap = m->heap_cap = 0;
-        m->symbols = dg_realloc(NULL, 0, count, sizeof *m->symbols);
-        /* every merge takes one entry off and puts at most two on, and there are fewer merges than symbols */
-        m->heap = dg_realloc(NULL, 0, 2 * count, sizeof *m->heap);
-        if (!m->symbols || !m->heap)
-            return false;
-        m->symbols_cap = count;
-        m->heap_cap = 2 * count;
-    }
+    if (count <= m->cap)
+        return true;
+    dg_free(m->symbols);
+    dg_free(m->keys);
+    m->cap = 0;
+    m->symbols = dg_realloc(NULL, 0, count, sizeof *m->symbols);
+    /* a third for the pairs of the start; the rest for the heap: a merge puts at most two pairs on it, and there are fewer merges
+     * than symbols */
+    m->keys = dg_realloc(NULL, 0, 3 * count, sizeof *m->keys);
+    if (!m->symbols || !m->keys)
+        return false;
+    m->cap = count;
     return true;
 }
 
-static enum dg_status merge_long(struct dg_tok_merger *m, const uint8_t *s, size_t n, struct dg_ids *out) {
-    const struct dg_tokenizer *t = m->t;
-    size_t count = 0, n_heap = 0, used;
-    for (size_t i = 0; i < n; i++)
-        count += s[i] == ' ' ? 3 : 1;
-    if (!reserve(m, count))
-        return DG_E_NOMEM;
-    struct dg_tok_symbol *symbols = m->symbols;
-    uint64_t *heap = m->heap;
-    count = 0;
+static size_t split(const struct dg_tokenizer *t, const uint8_t *s, size_t n, struct dg_tok_symbol *symbols) {
+    size_t count = 0, used;
     for (size_t i = 0; i < n; i += used) {
         int32_t ids[4];
         int k = character(t, s + i, n - i, &used, ids);
@@ -130,17 +148,33 @@ static enum dg_status merge_long(struct dg_tok_merger *m, const uint8_t *s, size
             symbols[count] = (struct dg_tok_symbol){.id = ids[j], .prev = (uint32_t)count - 1, .next = (uint32_t)count + 1};
     }
     symbols[0].prev = symbols[count - 1].next = NONE;
+    return count;
+}
+
+/* The pairs of the start are most of all pairs: they are sorted once, and only those that merges create go through the heap. */
+static enum dg_status merge_long(struct dg_tok_merger *m, const uint8_t *s, size_t n, struct dg_ids *out) {
+    const struct dg_tokenizer *t = m->t;
+    size_t count = 0, n_first = 0, at = 0;
+    for (size_t i = 0; i < n; i++)
+        count += s[i] == ' ' ? 3 : 1; /* a space may become three byte tokens */
+    if (!reserve(m, count))
+        return DG_E_NOMEM;
+    struct dg_tok_symbol *symbols = m->symbols;
+    uint64_t *first = m->keys;
+    struct heap heap = {.v = m->keys + count};
+    uint32_t rank_max = 0;
+    count = split(t, s, n, symbols);
     for (uint32_t i = 0; i < count; i++) {
         rank_pair(t, symbols, i);
-        if (symbols[i].rank != DG_TOK_NO_RANK)
-            heap[n_heap++] = heap_key(symbols, i);
+        if (symbols[i].rank != DG_TOK_NO_RANK) {
+            first[n_first++] = heap_key(symbols, i);
+            rank_max = symbols[i].rank > rank_max ? symbols[i].rank : rank_max;
+        }
     }
-    for (size_t i = n_heap / 2; i-- > 0;)
-        sift_down(heap, n_heap, i);
-    while (n_heap) {
-        uint32_t i = (uint32_t)heap[0], rank = (uint32_t)(heap[0] >> 32);
-        heap[0] = heap[--n_heap];
-        sift_down(heap, n_heap, 0);
+    sort_by_rank(first, heap.v, n_first, rank_max);
+    while (at < n_first || heap.n) {
+        uint64_t key = heap.n && (at == n_first || heap.v[0] < first[at]) ? heap_pop(&heap) : first[at++];
+        uint32_t i = (uint32_t)key, rank = (uint32_t)(key >> 32);
         struct dg_tok_symbol *a = &symbols[i];
         if (a->rank != rank) /* the pair changed since it was queued, and was queued again if it still merges */
             continue;
@@ -151,17 +185,13 @@ static enum dg_status merge_long(struct dg_tok_merger *m, const uint8_t *s, size
         if (a->next != NONE)
             symbols[a->next].prev = i;
         rank_pair(t, symbols, i);
-        if (a->rank != DG_TOK_NO_RANK) {
-            heap[n_heap] = heap_key(symbols, i);
-            sift_up(heap, n_heap++);
-        }
-        if (a->prev != NONE) {
-            rank_pair(t, symbols, a->prev);
-            if (symbols[a->prev].rank != DG_TOK_NO_RANK) {
-                heap[n_heap] = heap_key(symbols, a->prev);
-                sift_up(heap, n_heap++);
-            }
-        }
+        if (a->rank != DG_TOK_NO_RANK)
+            heap_push(&heap, heap_key(symbols, i));
+        if (a->prev == NONE)
+            continue;
+        rank_pair(t, symbols, a->prev);
+        if (symbols[a->prev].rank != DG_TOK_NO_RANK)
+            heap_push(&heap, heap_key(symbols, a->prev));
     }
     enum dg_status st = DG_OK;
     for (uint32_t i = 0; i != NONE && st == DG_OK; i = symbols[i].next)

@@ -15,10 +15,9 @@ struct dg_tok_symbol {
 /* Work space that grows with the longest stretch seen. */
 struct dg_tok_merger {
     const struct dg_tokenizer *t;
-    struct dg_tok_symbol *symbols;
-    size_t symbols_cap;
-    uint64_t *heap; /* rank << 32 | index */
-    size_t heap_cap;
+    struct dg_tok_symbol *symbols; /* cap of them */
+    uint64_t *keys;                /* 3 * cap of them: rank << 32 | index of the left symbol */
+    size_t cap;
 };
 
 /* t is borrowed. Allocates nothing. */
