@@ -553,7 +553,8 @@ static void weights(void) {
     altered("no encoder scalar", MUST_OPEN, NULL);
     mk_add(&x.c, "model.decoder.layers.3.layer_scalar", "BF16", 2, 1, (int64_t[]){1});
     altered("a layer too many", MUST_OPEN, NULL);
-    x.c.n = 0;
+    while (x.c.n)
+        mk_drop(&x.c, x.c.t[x.c.n - 1].name);
     altered("no tensor at all", MUST_FAIL, "model.decoder.layers.2.experts.down_proj is missing");
 }
 
