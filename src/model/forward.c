@@ -1,0 +1,180 @@
+#include "model/forward.h"
+
+#include <math.h>
+#include <string.h>
+
+struct pass {
+    struct dg_backend *be;
+    const struct dg_ops *op;
+    const struct dg_model *m;
+    const struct dg_config *c;
+    struct dg_planes *p;
+    struct dg_kv *kv;
+    struct dg_batch batch;
+    const struct dg_trace *trace;
+    struct dg_plane x, h, t, ff, moe; /* the planes cut to this call's rows */
+};
+
+static void see(const struct pass *f, const char *what, int32_t layer, const struct dg_plane *plane, const struct dg_routing *routing) {
+    if (f->trace)
+        f->trace->see(f->trace->ctx, what, layer, plane, routing);
+}
+
+/* x += norm(attention(norm(x))) */
+static void attention_block(struct pass *f, const struct dg_layer *w, int32_t l) {
+    const struct dg_layer_shape *s = &f->c->layer[l];
+    const struct dg_kv_layer *kv = &f->kv->layer[l];
+    const struct dg_mat *stacked[3] = {&w->q, &w->k, &w->v};
+    bool has_v = w->v.data != NULL;
+    int32_t q_cols = f->c->heads * s->hd, cols = q_cols + (has_v ? 2 : 1) * s->kv_heads * s->hd;
+    struct dg_plane qkv = dg_plane_view(&f->p->qkv, f->batch.n, cols), att = dg_plane_view(&f->p->att, f->batch.n, q_cols);
+
+    f->op->rms_norm(f->be, &f->x, &w->input_norm, 1, f->c->eps, &f->h);
+    f->op->linear(f->be, &f->h, stacked, has_v ? 3 : 2, DG_EPI_NONE, &qkv);
+    f->op->qkv_store(f->be, &qkv, f->c->heads, has_v, &w->q_norm, &w->k_norm, f->c->eps, f->p->cos[s->full], f->p->sin[s->full], &f->batch, kv);
+    f->op->attention(f->be, &qkv, f->c->heads, &f->batch, kv, &att);
+    see(f, "attn", l, &att, NULL);
+    const struct dg_mat *o = &w->o;
+    f->op->linear(f->be, &att, &o, 1, DG_EPI_NONE, &f->t);
+    f->op->norm_add(f->be, &f->t, &w->post_attn_norm, f->c->eps, &f->x, 1, &f->x);
+}
+
+/* x = (x + norm(norm(dense(norm(x))) + norm(experts(norm(x), route(x))))) * scalar: the dense and the expert branch run beside each other;
+ * the router reads the raw residual. */
+static void feed_forward_block(struct pass *f, const struct dg_layer *w, int32_t l, float scalar) {
+    const struct dg_mat *gate_up[2] = {&w->gate, &w->up}, *down = &w->down;
+    float eps = f->c->eps;
+
+    f->op->rms_norm(f->be, &f->x, &w->router_scale, 1.0f / sqrtf((float)f->c->hidden), eps, &f->h);
+    f->op->router(f->be, &f->h, &w->router, &w->per_expert_scale, &f->p->routing);
+    see(f, "router", l, &f->h, &f->p->routing);
+    f->op->rms_norm(f->be, &f->x, &w->pre_ff_norm_2, 1, eps, &f->h);
+    f->op->experts(f->be, &f->h, &f->p->routing, &w->gate_up, &w->expert_down, &f->moe);
+
+    f->op->rms_norm(f->be, &f->x, &w->pre_ff_norm, 1, eps, &f->h);
+    f->op->linear(f->be, &f->h, gate_up, 2, DG_EPI_GLU, &f->ff);
+    f->op->linear(f->be, &f->ff, &down, 1, DG_EPI_NONE, &f->t);
+
+    f->op->norm_pair(f->be, &f->t, &w->post_ff_norm_1, &f->moe, &w->post_ff_norm_2, eps, &f->t);
+    f->op->norm_add(f->be, &f->t, &w->post_ff_norm, eps, &f->x, scalar, &f->x);
+}
+
+static void layers(struct pass *f, bool encoder) {
+    for (int32_t l = 0; l < f->c->layers; l++) {
+        const struct dg_layer *w = &f->m->layer[l];
+        attention_block(f, w, l);
+        feed_forward_block(f, w, l, encoder ? w->scalar_enc : w->scalar);
+        see(f, "layer", l, &f->x, NULL);
+    }
+}
+
+/* x = norm(embed + down(gelu(gate(s)) * up(s))), s = norm(signal) * w; the signal is in h. No signal: the MLP of zeros is zero. */
+static void self_condition(struct pass *f, bool signal) {
+    static const struct dg_vec no_weight;
+    const struct dg_mat *gate_up[2] = {&f->m->sc.gate, &f->m->sc.up}, *down = &f->m->sc.down;
+    if (signal) {
+        f->op->rms_norm(f->be, &f->h, &f->m->sc.pre_norm, 1, f->c->eps, &f->h);
+        f->op->linear(f->be, &f->h, gate_up, 2, DG_EPI_GLU, &f->ff);
+        f->op->linear(f->be, &f->ff, &down, 1, DG_EPI_NONE, &f->t);
+        f->op->add(f->be, &f->x, &f->t, &f->x);
+    }
+    f->op->rms_norm(f->be, &f->x, &no_weight, 1, f->c->eps, &f->x);
+    see(f, "preamble", -1, &f->x, NULL);
+}
+
+/* cos and sin of this call's positions: angles in double, so that position 262,143 is as exact as position 1. The positions of a block's
+ * steps are the same, and then nothing is computed. */
+static void rope_tables(struct pass *f) {
+    struct dg_planes *p = f->p;
+    if (p->rope_pos0 == f->batch.pos0 && p->rope_n >= f->batch.n)
+        return;
+    for (int kind = 0; kind < 2; kind++) {
+        int32_t half = p->half[kind];
+        if (!half)
+            continue;
+        for (int64_t i = 0; i < f->batch.n; i++)
+            for (int32_t d = 0; d < half; d++) {
+                double a = (double)(f->batch.pos0 + i) * p->inv_freq[kind][d];
+                p->host_cos[i * half + d] = (float)cos(a);
+                p->host_sin[i * half + d] = (float)sin(a);
+            }
+        size_t bytes = (size_t)f->batch.n * (size_t)half * sizeof(float);
+        f->op->write(f->be, p->cos[kind], p->host_cos, bytes);
+        f->op->write(f->be, p->sin[kind], p->host_sin, bytes);
+    }
+    p->rope_pos0 = f->batch.pos0;
+    p->rope_n = f->batch.n;
+}
+
+static struct pass begin(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, int32_t n, bool causal, const struct dg_trace *trace) {
+    const struct dg_config *c = &be->model->cfg;
+    struct pass f = {.be = be, .op = be->ops, .m = be->model, .c = c, .p = p, .kv = kv, .trace = trace};
+    f.batch = (struct dg_batch){n, n, kv->len, causal};
+    f.x = dg_plane_view(&p->x, n, c->hidden);
+    f.h = dg_plane_view(&p->h, n, c->hidden);
+    f.t = dg_plane_view(&p->t, n, c->hidden);
+    f.ff = dg_plane_view(&p->ff, n, c->inter);
+    f.moe = dg_plane_view(&p->moe, n, c->hidden);
+    return f;
+}
+
+static enum dg_status check_room(const struct dg_kv *kv, const struct dg_planes *p, const struct dg_config *c, const int32_t *ids, int32_t n,
+                                 struct dg_error *err) {
+    if (n < 1 || n > p->rows || kv->len + n > kv->ctx)
+        return DG_FAIL(err, DG_E_LIMIT, "%d rows at position %lld do not fit a context of %lld", n, (long long)kv->len, (long long)kv->ctx);
+    for (int32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= c->vocab)
+            return DG_FAIL(err, DG_E_ARG, "token id %d is outside the vocabulary of %d", ids[i], c->vocab);
+    return DG_OK;
+}
+
+static void embed_tokens(struct pass *f, const int32_t *ids) {
+    f->op->write(f->be, f->p->ids, ids, (size_t)f->batch.n * sizeof *ids);
+    f->op->embed(f->be, f->p->ids, f->batch.n, &f->m->embed, sqrtf((float)f->c->hidden), &f->x);
+    see(f, "embed", -1, &f->x, NULL);
+}
+
+static void advance(struct dg_kv *kv, int64_t written_end) {
+    if (written_end > kv->high)
+        kv->high = written_end;
+}
+
+enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const int32_t *ids, int32_t n,
+                                  float *hidden_out, const struct dg_trace *trace, struct dg_error *err) {
+    DG_TRY(check_room(kv, p, &be->model->cfg, ids, n, err));
+    struct pass f = begin(be, p, kv, n, true, trace);
+    rope_tables(&f);
+    embed_tokens(&f, ids);
+    advance(kv, kv->len + n);
+    layers(&f, true);
+    if (hidden_out) {
+        struct dg_plane out = dg_plane_view(&p->moe, n, f.c->hidden);
+        f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &out);
+        f.op->read(be, hidden_out, out.data, (size_t)n * (size_t)f.c->hidden * sizeof(float));
+    }
+    DG_TRY(dg_backend_status(be, err));
+    kv->len += n;
+    return DG_OK;
+}
+
+enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
+                                  const struct dg_trace *trace, struct dg_error *err) {
+    DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
+    struct pass f = begin(be, p, kv, d->n, false, trace);
+    float scale = sqrtf((float)f.c->hidden);
+    struct dg_plane logits = dg_plane_view(&p->logits, d->n, f.c->vocab);
+    rope_tables(&f);
+    embed_tokens(&f, d->canvas);
+    if (d->sc == DG_SC_SEED)
+        f.op->embed(be, p->ids, d->n, &f.m->embed, scale, &f.h);
+    else if (d->sc == DG_SC_SOFT)
+        f.op->soft_embed(be, &logits, &p->stats, p->stats_inv_t, &f.m->embed, scale, d->sparse, &f.h);
+    self_condition(&f, d->sc != DG_SC_NONE);
+    advance(kv, kv->len + d->n);
+    layers(&f, false);
+    f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &f.h);
+    see(&f, "final", -1, &f.h, NULL);
+    f.op->head(be, &f.h, &f.m->embed, f.c->softcap, d->inv_t, &logits, &p->stats);
+    p->stats_inv_t = d->inv_t;
+    return dg_backend_status(be, err);
+}

@@ -1,0 +1,97 @@
+/* The planes a session's forward calls work in, and the rotation frequencies. */
+#include "core/mem.h"
+#include "model/forward.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Full layers ("proportional"): theta^(-2i/hd) over the whole head dimension for the first factor*hd/2 pairs, the others do not rotate.
+ * (reference.md section 3) */
+static enum dg_status frequencies(struct dg_planes *p, const struct dg_config *c, struct dg_error *err) {
+    for (int32_t l = 0; l < c->layers; l++) {
+        int kind = c->layer[l].full;
+        int32_t half = c->layer[l].hd / 2;
+        if (p->half[kind] == half)
+            continue;
+        if (p->half[kind])
+            return DG_FAIL(err, DG_E_UNSUPPORTED, "layer %d: %s layers with different head dimensions (%d and %d) are not supported", l,
+                           kind ? "full" : "sliding", 2 * p->half[kind], 2 * half);
+        p->half[kind] = half;
+        p->inv_freq[kind] = dg_calloc((size_t)half, sizeof *p->inv_freq[kind]);
+        if (!p->inv_freq[kind])
+            return DG_FAIL(err, DG_E_NOMEM, "no memory for the rotation tables");
+        double theta = kind ? c->theta_full : c->theta_sliding, factor = kind ? c->rotary_full : c->rotary_sliding;
+        for (int32_t i = 0; i < half; i++)
+            p->inv_freq[kind][i] = i < (int32_t)(factor * half) ? pow(theta, -(double)i / half) : 0.0;
+    }
+    return DG_OK;
+}
+
+static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+    const struct dg_config *c = &be->model->cfg;
+    const struct dg_ops *op = be->ops;
+    int32_t qkv = 0, att = 0;
+    for (int32_t l = 0; l < c->layers; l++) {
+        const struct dg_layer_shape *s = &c->layer[l];
+        int32_t q = c->heads * s->hd, all = q + (be->model->layer[l].v.data ? 2 : 1) * s->kv_heads * s->hd;
+        qkv = all > qkv ? all : qkv;
+        att = q > att ? q : att;
+    }
+    p->x = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->h = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->t = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->qkv = dg_plane_alloc(be, op->act, rows, qkv);
+    p->att = dg_plane_alloc(be, op->act, rows, att);
+    p->ff = dg_plane_alloc(be, op->act, rows, c->inter);
+    p->moe = dg_plane_alloc(be, DG_F32, rows, c->hidden);
+    p->logits = dg_plane_alloc(be, DG_F32, c->canvas, c->vocab);
+    size_t n = (size_t)c->canvas, pairs = (size_t)rows * (size_t)c->topk;
+    p->stats.entropy = op->alloc(be, n * sizeof(float));
+    p->stats.max = op->alloc(be, n * sizeof(float));
+    p->stats.sum = op->alloc(be, n * sizeof(float));
+    p->stats.p_max = op->alloc(be, n * sizeof(float));
+    p->stats.argmax = op->alloc(be, n * sizeof(int32_t));
+    p->routing.expert = op->alloc(be, pairs * sizeof(int32_t));
+    p->routing.weight = op->alloc(be, pairs * sizeof(float));
+    p->routing.k = c->topk;
+    p->ids = op->alloc(be, (size_t)rows * sizeof(int32_t));
+    int32_t half = p->half[0] > p->half[1] ? p->half[0] : p->half[1];
+    p->host_cos = dg_calloc((size_t)rows, (size_t)half * sizeof(float));
+    p->host_sin = dg_calloc((size_t)rows, (size_t)half * sizeof(float));
+    if (!p->host_cos || !p->host_sin)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the rotation tables");
+    for (int kind = 0; kind < 2; kind++)
+        if (p->half[kind]) {
+            p->cos[kind] = op->alloc(be, (size_t)rows * (size_t)p->half[kind] * sizeof(float));
+            p->sin[kind] = op->alloc(be, (size_t)rows * (size_t)p->half[kind] * sizeof(float));
+        }
+    return dg_backend_status(be, err);
+}
+
+enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+    memset(p, 0, sizeof *p);
+    p->rows = rows;
+    p->rope_pos0 = -1;
+    enum dg_status st = frequencies(p, &be->model->cfg, err);
+    if (st == DG_OK)
+        st = alloc_all(p, be, rows, err);
+    if (st != DG_OK)
+        dg_planes_deinit(p, be);
+    return st;
+}
+
+void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {
+    struct dg_plane *planes[] = {&p->x, &p->h, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
+    for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
+        dg_plane_free(be, planes[i]);
+    void *arrays[] = {p->stats.entropy,  p->stats.max,      p->stats.sum, p->stats.p_max, p->stats.argmax, p->routing.expert,
+                      p->routing.weight, p->ids,            p->cos[0],    p->cos[1],      p->sin[0],       p->sin[1]};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
+        be->ops->free(be, arrays[i]);
+    dg_free(p->host_cos);
+    dg_free(p->host_sin);
+    dg_free(p->inv_freq[0]);
+    dg_free(p->inv_freq[1]);
+    memset(p, 0, sizeof *p);
+    p->rope_pos0 = -1;
+}

@@ -1,0 +1,189 @@
+/* The op table: the twenty-odd operations a DiffusionGemma forward pass is made of, and the contract every backend keeps.
+ *
+ * src/model/forward.c says what the model is in these terms, once; a backend fills the table. The reference backend (src/ops/ref)
+ * is plain C in f32 and stays the oracle: every faster op is tested against it.
+ *
+ * Common rules
+ * - Pointers in planes, KV and statistics are backend memory (ops->alloc). On a CPU that is ordinary memory.
+ * - Planes are row-major [rows][cols] with a row stride `ld` in elements. Activation planes hold `ops->act`; planes named f32 below hold
+ *   f32 whatever the backend.
+ * - Ops return nothing. The first failure sticks in the backend and later ops do nothing; dg_backend_status reports it.
+ * - A row's result depends on that row (and the KV it may see) alone: not on how many rows go with it, the number of threads,
+ *   or how a prefill is cut. Work is split by output rows, never along a sum.
+ * - No op allocates: dg_backend_reserve sizes the scratch beforehand.
+ * - One thread drives a backend. */
+#ifndef DG_OPS_OPS_H
+#define DG_OPS_OPS_H
+
+#include "core/pool.h"
+#include "core/status.h"
+#include "formats/formats.h"
+#include "model/model.h"
+
+enum dg_dtype { DG_F32, DG_BF16, DG_F16, DG_I32 };
+
+static inline size_t dg_dtype_bytes(enum dg_dtype t) { return t == DG_F32 || t == DG_I32 ? 4 : 2; }
+
+struct dg_plane {
+    void *data;
+    enum dg_dtype dtype;
+    int32_t rows, cols;
+    int64_t ld; /* elements from one row to the next, >= cols */
+};
+
+/* The rows of one forward call and what they may see.
+ *
+ * Row i is at position pos0 + i. Causal (prefill): it sees positions up to its own; on sliding layers the last `window` of them.
+ * Bidirectional (denoise): every row sees all n rows and the positions before pos0; on sliding layers the last window - 1 of those.
+ * (seed section 2; reference.md section 3) */
+struct dg_batch {
+    int32_t n;      /* rows computed */
+    int32_t n_live; /* rows from n_live on are padding: they never write KV and nothing they produce is read */
+    int64_t pos0;
+    bool causal;
+};
+
+/* One layer's keys and values: [slots][kv_heads][hd] of `dtype`. Position p lives in slot p & (slots - 1) when `ring`
+ * (slots is a power of two), in slot p otherwise. */
+struct dg_kv_layer {
+    void *k, *v;
+    enum dg_dtype dtype;
+    int32_t kv_heads, hd;
+    int64_t slots;
+    bool ring;
+    int32_t window; /* sliding window, 0 = sees everything */
+};
+
+static inline int64_t dg_kv_slot(const struct dg_kv_layer *kv, int64_t pos) { return kv->ring ? pos & (kv->slots - 1) : pos; }
+
+/* Positions [*lo, *hi) that row i of the batch may see. */
+static inline void dg_batch_visible(const struct dg_batch *b, int32_t window, int32_t i, int64_t *lo, int64_t *hi) {
+    int64_t p = b->causal ? b->pos0 + i : b->pos0;
+    *hi = b->causal ? p + 1 : b->pos0 + b->n_live;
+    *lo = 0;
+    if (window && p - (window - 1) > 0)
+        *lo = p - (window - 1);
+}
+
+/* Per-row statistics of softmax(logits / T): arrays of `rows` elements in backend memory. */
+struct dg_row_stats {
+    float *entropy; /* nats; NaN when the row holds NaN or Inf */
+    float *max;     /* largest logit / T */
+    float *sum;     /* sum of exp(logit / T - max) */
+    float *p_max;   /* largest probability */
+    int32_t *argmax; /* ties: lowest id */
+};
+
+/* A row's experts: [rows][k] ids and weights in backend memory, strongest first. */
+struct dg_routing {
+    int32_t *expert;
+    float *weight;
+    int32_t k;
+};
+
+enum dg_epilogue {
+    DG_EPI_NONE,
+    DG_EPI_GLU /* the stacked weights are gate and up, both [f][k]: y[m][j] = gelu_tanh(gate) * up, y is [rows][f] */
+};
+
+struct dg_backend;
+
+struct dg_ops {
+    const char *name;
+    enum dg_dtype act; /* element type of activation planes */
+
+    /* Memory. alloc: zeroed, 256-byte aligned; NULL and a sticky error on failure. read waits for the ops before it. */
+    void *(*alloc)(struct dg_backend *be, size_t bytes);
+    void (*free)(struct dg_backend *be, void *p);
+    void (*write)(struct dg_backend *be, void *dst, const void *src, size_t bytes);
+    void (*read)(struct dg_backend *be, void *dst, const void *src, size_t bytes);
+
+    /* y[i] = embed[ids[i]] * scale. ids: i32 backend memory, n of them, each in range. */
+    void (*embed)(struct dg_backend *be, const int32_t *ids, int32_t n, const struct dg_mat *embed, float scale, struct dg_plane *y);
+
+    /* y = x * rsqrt(mean(x^2) + eps) * w * mul; w->v NULL = no weight. In place allowed; y may also be an f32 plane. */
+    void (*rms_norm)(struct dg_backend *be, const struct dg_plane *x, const struct dg_vec *w, float mul, float eps, struct dg_plane *y);
+
+    /* y = (residual + norm(x) * w) * scale; w as in rms_norm. y may be residual. */
+    void (*norm_add)(struct dg_backend *be, const struct dg_plane *x, const struct dg_vec *w, float eps, const struct dg_plane *residual,
+                     float scale, struct dg_plane *y);
+
+    /* y = norm(a) * wa + norm(b) * wb: the dense and the expert branch of a layer. b is an f32 plane. y may be a. */
+    void (*norm_pair)(struct dg_backend *be, const struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b,
+                      const struct dg_vec *wb, float eps, struct dg_plane *y);
+
+    /* y = a + b. y may be either. */
+    void (*add)(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y);
+
+    /* y[m][...] = x[m] . w[row]: the n_w matrices' rows side by side in y (stacked q|k|v, gate|up). */
+    void (*linear)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *const *w, int n_w, enum dg_epilogue epi,
+                   struct dg_plane *y);
+
+    /* In: qkv rows of q|k|v (or q|k with has_v false: V is then the raw K). q: per-head norm with q_norm, rotated, left in place.
+     * k: per-head norm with k_norm, rotated, stored. v: per-head norm without weight, stored. Rows >= batch->n_live store nothing.
+     * cos, sin: f32 [rows][hd/2], split halves (pair d, d + hd/2). (seed section 2.1) */
+    void (*qkv_store)(struct dg_backend *be, struct dg_plane *qkv, int32_t heads, bool has_v, const struct dg_vec *q_norm,
+                      const struct dg_vec *k_norm, float eps, const float *cos, const float *sin, const struct dg_batch *batch,
+                      const struct dg_kv_layer *kv);
+
+    /* y[i][h] = softmax(q[i][h] . k) . v over the visible positions; no 1/sqrt(d). q: the first heads*hd columns of the plane.
+     * Query head h reads kv head h / (heads / kv_heads). The sums run in position order from the first visible one. */
+    void (*attention)(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                      const struct dg_kv_layer *kv, struct dg_plane *y);
+
+    /* probs = softmax(x . w) over all experts in f32; the k largest (ties: lower id), renormalised to sum 1, times per_expert_scale. */
+    void (*router)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
+                   struct dg_routing *out);
+
+    /* y[m] = sum over the row's experts, strongest first, of weight * down_e(gelu_tanh(gate_e x) * up_e x). y: f32. */
+    void (*experts)(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                    const struct dg_stack *down, struct dg_plane *y);
+
+    /* logits = cap * tanh(x . embed / cap), f32 [rows][vocab], and their statistics at 1/T. */
+    void (*head)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *embed, float cap, float inv_t,
+                 struct dg_plane *logits, struct dg_row_stats *stats);
+
+    /* Statistics of logits that are there already. */
+    void (*row_stats)(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *stats);
+
+    /* y = scale * sum over the vocabulary of exp(logit / T - max) / sum * embed[id]. sparse: ids below e^-10 of the row's largest
+     * probability are left out, the divisor stays the full sum. stats must be those of the same logits and T. (seed section 5) */
+    void (*soft_embed)(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
+                       const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
+};
+
+/* What a backend must have scratch for. */
+struct dg_reserve {
+    int32_t rows;    /* most rows of a forward call */
+    int64_t ctx;     /* most visible positions */
+    int32_t k_max;   /* longest sum of a linear op */
+    int32_t topk, experts, moe, hidden;
+};
+
+struct dg_backend {
+    const struct dg_ops *ops;
+    struct dg_pool *pool;    /* CPU backends; owned */
+    const struct dg_model *model; /* weights as this backend reads them (a GPU fills in device addresses); borrowed or the backend's own */
+    struct dg_error error;   /* sticky */
+    void *impl;              /* the backend's own state */
+    enum dg_status (*reserve)(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err);
+    void (*destroy)(struct dg_backend *be);
+};
+
+/* DG_OK, or the first failure since the last call, which is then cleared. */
+enum dg_status dg_backend_status(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
+/* Sizes the scratch; may be called again with larger figures. */
+enum dg_status dg_backend_reserve(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err) DG_MUST_CHECK;
+void dg_backend_destroy(struct dg_backend *be); /* NULL is allowed */
+/* Records a failure unless one is there. */
+void dg_backend_fail(struct dg_backend *be, enum dg_status code, const char *what);
+
+/* A zeroed plane of the backend's memory; data NULL (and a sticky error) when there is none. Owner: the caller, dg_plane_free. */
+struct dg_plane dg_plane_alloc(struct dg_backend *be, enum dg_dtype dtype, int32_t rows, int32_t cols);
+void dg_plane_free(struct dg_backend *be, struct dg_plane *p);
+/* The first `rows` rows of a plane, seen as `cols` columns. Borrowed. */
+static inline struct dg_plane dg_plane_view(const struct dg_plane *p, int32_t rows, int32_t cols) {
+    return (struct dg_plane){p->data, p->dtype, rows, cols, cols};
+}
+
+#endif

@@ -1,0 +1,141 @@
+/* q/k/v norm, rotation and KV store, and attention of the reference backend. */
+#include "ops/ref/ref.h"
+
+#include "core/half.h"
+
+#include <math.h>
+
+static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
+    if (t == DG_F32)
+        ((float *)base)[i] = v;
+    else
+        ((uint16_t *)base)[i] = dg_f32_f16(v);
+}
+
+static float kv_get(const void *base, enum dg_dtype t, int64_t i) {
+    return t == DG_F32 ? ((const float *)base)[i] : dg_f16_f32(((const uint16_t *)base)[i]);
+}
+
+struct qkv_job {
+    struct dg_plane *qkv;
+    int32_t heads;
+    bool has_v;
+    const struct dg_vec *q_norm, *k_norm;
+    float eps;
+    const float *cos, *sin;
+    const struct dg_batch *batch;
+    const struct dg_kv_layer *kv;
+};
+
+static float head_inv_rms(const float *x, int32_t n, float eps) {
+    double s = 0;
+    for (int32_t i = 0; i < n; i++)
+        s += (double)x[i] * (double)x[i];
+    return (float)(1.0 / sqrt(s / n + (double)eps));
+}
+
+/* x: one head, normed with weight w, then rotated in split halves. */
+static void norm_rotate(float *x, int32_t hd, const float *w, float eps, const float *cos, const float *sin) {
+    float r = head_inv_rms(x, hd, eps);
+    for (int32_t i = 0; i < hd / 2; i++) {
+        float a = x[i] * r * w[i], b = x[i + hd / 2] * r * w[i + hd / 2];
+        x[i] = a * cos[i] - b * sin[i];
+        x[i + hd / 2] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void qkv_part(void *arg, int part, int n_parts) {
+    struct qkv_job *j = arg;
+    const struct dg_kv_layer *kv = j->kv;
+    int32_t hd = kv->hd;
+    int64_t begin, end;
+    dg_pool_range(j->batch->n, 1, part, n_parts, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        float *q = (float *)j->qkv->data + i * j->qkv->ld, *k = q + (int64_t)j->heads * hd;
+        const float *v = j->has_v ? k + (int64_t)kv->kv_heads * hd : k;
+        const float *cos = j->cos + i * (hd / 2), *sin = j->sin + i * (hd / 2);
+        for (int32_t h = 0; h < j->heads; h++)
+            norm_rotate(q + (int64_t)h * hd, hd, j->q_norm->v, j->eps, cos, sin);
+        if (i >= j->batch->n_live)
+            continue;
+        int64_t at = dg_kv_slot(kv, j->batch->pos0 + i) * kv->kv_heads * hd;
+        /* V first: where it is the raw K, K must not have been rotated yet */
+        for (int32_t h = 0; h < kv->kv_heads; h++) {
+            const float *src = v + (int64_t)h * hd;
+            float r = head_inv_rms(src, hd, j->eps);
+            for (int32_t c = 0; c < hd; c++)
+                kv_put(kv->v, kv->dtype, at + (int64_t)h * hd + c, src[c] * r);
+        }
+        for (int32_t h = 0; h < kv->kv_heads; h++) {
+            float *src = k + (int64_t)h * hd;
+            norm_rotate(src, hd, j->k_norm->v, j->eps, cos, sin);
+            for (int32_t c = 0; c < hd; c++)
+                kv_put(kv->k, kv->dtype, at + (int64_t)h * hd + c, src[c]);
+        }
+    }
+}
+
+void dg_ref_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t heads, bool has_v, const struct dg_vec *q_norm,
+                      const struct dg_vec *k_norm, float eps, const float *cos, const float *sin, const struct dg_batch *batch,
+                      const struct dg_kv_layer *kv) {
+    struct qkv_job j = {qkv, heads, has_v, q_norm, k_norm, eps, cos, sin, batch, kv};
+    dg_pool_run(be->pool, qkv_part, &j);
+}
+
+struct att_job {
+    struct dg_ref *ref;
+    const struct dg_plane *q;
+    int32_t heads;
+    const struct dg_batch *batch;
+    const struct dg_kv_layer *kv;
+    struct dg_plane *y;
+};
+
+/* One query head over its visible positions: all scores, their softmax, the weighted values. s: scratch of hi - lo scores,
+ * kv_row: scratch of hd values. */
+static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, int64_t lo, int64_t hi, float *s, float *kv_row, float *y) {
+    int32_t hd = kv->hd;
+    float max = -INFINITY, sum = 0;
+    for (int64_t t = lo; t < hi; t++) {
+        int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
+        for (int32_t c = 0; c < hd; c++)
+            kv_row[c] = kv_get(kv->k, kv->dtype, at + c);
+        s[t - lo] = dg_ref_dot(q, kv_row, hd);
+        max = s[t - lo] > max ? s[t - lo] : max;
+    }
+    for (int64_t t = lo; t < hi; t++) {
+        s[t - lo] = expf(s[t - lo] - max);
+        sum += s[t - lo];
+    }
+    for (int32_t c = 0; c < hd; c++)
+        y[c] = 0;
+    for (int64_t t = lo; t < hi; t++) {
+        int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
+        float p = s[t - lo] / sum;
+        for (int32_t c = 0; c < hd; c++)
+            y[c] += p * kv_get(kv->v, kv->dtype, at + c);
+    }
+}
+
+static void att_part(void *arg, int part, int n_parts) {
+    struct att_job *j = arg;
+    int32_t hd = j->kv->hd, group = j->heads / j->kv->kv_heads;
+    int64_t begin, end;
+    dg_pool_range((int64_t)j->batch->n * j->heads, 1, part, n_parts, &begin, &end);
+    for (int64_t u = begin; u < end; u++) {
+        int64_t i = u / j->heads, lo, hi;
+        int32_t h = (int32_t)(u % j->heads);
+        dg_batch_visible(j->batch, j->kv->window, (int32_t)i, &lo, &hi);
+        /* a padding row past the live ones would look at positions nobody wrote */
+        if (hi > j->batch->pos0 + j->batch->n_live)
+            hi = j->batch->pos0 + j->batch->n_live;
+        attend((const float *)j->q->data + i * j->q->ld + (int64_t)h * hd, j->kv, h / group, lo, hi, j->ref->score + part * j->ref->cap.ctx,
+               j->ref->row + (int64_t)part * 2 * j->ref->row_len, (float *)j->y->data + i * j->y->ld + (int64_t)h * hd);
+    }
+}
+
+void dg_ref_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                      const struct dg_kv_layer *kv, struct dg_plane *y) {
+    struct att_job j = {be->impl, q, heads, batch, kv, y};
+    dg_pool_run(be->pool, att_part, &j);
+}

@@ -1,0 +1,172 @@
+#include "session/session.h"
+
+#include "core/mem.h"
+
+#include <math.h>
+#include <string.h>
+
+#define DEFAULT_CTX 8192
+
+static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_reserve r = {.rows = rows, .ctx = ctx, .topk = c->topk, .experts = c->experts, .moe = c->moe, .hidden = c->hidden};
+    r.k_max = c->hidden > c->inter ? c->hidden : c->inter;
+    r.k_max = c->moe > r.k_max ? c->moe : r.k_max;
+    r.k_max = c->experts > r.k_max ? c->experts : r.k_max;
+    for (int32_t l = 0; l < c->layers; l++) {
+        int32_t q = c->heads * c->layer[l].hd;
+        r.k_max = q > r.k_max ? q : r.k_max;
+    }
+    return dg_backend_reserve(be, &r, err);
+}
+
+static enum dg_status check_opts(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+    if (o->ctx == 0)
+        o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
+    if (o->chunk == 0)
+        o->chunk = c->canvas > 256 ? c->canvas : 256;
+    if (o->ctx > c->ctx_max)
+        return DG_FAIL(err, DG_E_ARG, "a context of %lld is more than this model's %d", (long long)o->ctx, c->ctx_max);
+    if (o->ctx < (int64_t)c->canvas + 1)
+        return DG_FAIL(err, DG_E_ARG, "a context of %lld has no room for one canvas of %d and a prompt", (long long)o->ctx, c->canvas);
+    if (o->chunk < 1)
+        return DG_FAIL(err, DG_E_ARG, "a prefill chunk of %d rows makes no sense", o->chunk);
+    if (o->chunk > o->ctx)
+        o->chunk = (int32_t)o->ctx;
+    return DG_OK;
+}
+
+enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err) {
+    *out = NULL;
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_session *s = dg_calloc(1, sizeof *s);
+    if (!s)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
+    s->be = be;
+    s->cfg = c;
+    s->opts = *opts;
+    enum dg_status st = check_opts(c, &s->opts, err);
+    int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
+    if (st == DG_OK)
+        st = reserve(be, s->opts.ctx, rows, err);
+    if (st == DG_OK)
+        st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
+    if (st == DG_OK)
+        st = dg_planes_init(&s->planes, be, rows, err);
+    if (st == DG_OK) {
+        size_t n = (size_t)c->canvas;
+        s->entropy = dg_calloc(n, sizeof *s->entropy);
+        s->p_max = dg_calloc(n, sizeof *s->p_max);
+        s->argmax = dg_calloc(n, sizeof *s->argmax);
+        if (!s->entropy || !s->p_max || !s->argmax || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+            st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
+    }
+    if (st != DG_OK) {
+        dg_session_destroy(s);
+        return st;
+    }
+    *out = s;
+    return DG_OK;
+}
+
+void dg_session_destroy(struct dg_session *s) {
+    if (!s)
+        return;
+    dg_planes_deinit(&s->planes, s->be);
+    dg_kv_deinit(&s->kv, s->be);
+    dg_ids_deinit(&s->log);
+    dg_free(s->entropy);
+    dg_free(s->p_max);
+    dg_free(s->argmax);
+    dg_free(s);
+}
+
+int64_t dg_session_room(const struct dg_session *s) {
+    int64_t room = s->kv.ctx - s->kv.len - s->cfg->canvas;
+    return room > 0 ? room : 0;
+}
+
+static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
+                              struct dg_error *err) {
+    for (int64_t done = 0; done < n;) {
+        if (may_cancel && atomic_load(&s->cancel))
+            return DG_FAIL(err, DG_E_CANCELLED, "cancelled after %lld of %lld prompt tokens", (long long)done, (long long)n);
+        int32_t now = n - done < s->opts.chunk ? (int32_t)(n - done) : s->opts.chunk;
+        DG_TRY(dg_forward_prefill(s->be, &s->planes, &s->kv, ids + done, now, NULL, NULL, err));
+        done += now;
+        if (progress)
+            progress(ctx, done, n);
+    }
+    return DG_OK;
+}
+
+/* The log follows the cache also when the prefill ended early; its room was reserved at creation. */
+static enum dg_status extend(struct dg_session *s, const int32_t *ids, size_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
+                             struct dg_error *err) {
+    size_t before = (size_t)s->kv.len;
+    enum dg_status st = prefill(s, ids, (int64_t)n, may_cancel, progress, ctx, err);
+    if (dg_ids_add(&s->log, ids, (size_t)s->kv.len - before) != DG_OK)
+        return DG_FAIL(err, DG_E_INTERNAL, "the token log outgrew the context");
+    return st;
+}
+
+enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_t n, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
+    if (n > (size_t)dg_session_room(s))
+        return DG_FAIL(err, DG_E_LIMIT, "%zu more tokens after %lld leave no room for a canvas of %d in a context of %lld", n,
+                       (long long)s->kv.len, s->cfg->canvas, (long long)s->kv.ctx);
+    for (size_t i = 0; i < n; i++)
+        if (ids[i] < 0 || ids[i] >= s->cfg->vocab)
+            return DG_FAIL(err, DG_E_ARG, "token id %d is outside the vocabulary of %d", ids[i], s->cfg->vocab);
+    return extend(s, ids, n, true, progress, ctx, err);
+}
+
+enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) {
+    return extend(s, ids, n, false, NULL, NULL, err);
+}
+
+enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
+    if (len < 0 || len > s->kv.len)
+        return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
+    bool rebuild = len > 0 && len < dg_kv_cut_floor(&s->kv);
+    dg_kv_cut(&s->kv, rebuild ? 0 : len);
+    enum dg_status st = rebuild ? prefill(s, s->log.v, len, false, progress, ctx, err) : DG_OK;
+    s->log.n = (size_t)s->kv.len;
+    return st;
+}
+
+enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err) {
+    struct dg_denoise d = {canvas, n, sc, s->opts.sc_sparse, inv_t};
+    DG_TRY(dg_forward_denoise(s->be, &s->planes, &s->kv, &d, NULL, err));
+    size_t rows = (size_t)n;
+    s->be->ops->read(s->be, s->entropy, s->planes.stats.entropy, rows * sizeof *s->entropy);
+    s->be->ops->read(s->be, s->p_max, s->planes.stats.p_max, rows * sizeof *s->p_max);
+    s->be->ops->read(s->be, s->argmax, s->planes.stats.argmax, rows * sizeof *s->argmax);
+    DG_TRY(dg_backend_status(s->be, err));
+    for (int32_t i = 0; i < n; i++)
+        if (!isfinite(s->entropy[i]))
+            return DG_FAIL(err, DG_E_NUMERIC, "the logits of canvas row %d hold NaN or Inf; the block is dropped", i);
+    return DG_OK;
+}
+
+enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
+    int32_t vocab = s->cfg->vocab;
+    float *z = dg_calloc((size_t)vocab, sizeof *z), max, inv_t = s->planes.stats_inv_t;
+    if (!z)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory to draw a token");
+    s->be->ops->read(s->be, z, (const float *)s->planes.logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
+    s->be->ops->read(s->be, &max, s->planes.stats.max + row, sizeof max);
+    double sum = 0, at = 0;
+    for (int32_t v = 0; v < vocab; v++)
+        sum += exp((double)z[v] * (double)inv_t - (double)max);
+    int32_t pick = vocab - 1;
+    for (int32_t v = 0; v < vocab; v++) {
+        at += exp((double)z[v] * (double)inv_t - (double)max);
+        if (at > u * sum) {
+            pick = v;
+            break;
+        }
+    }
+    dg_free(z);
+    *id = pick;
+    return dg_backend_status(s->be, err);
+}

@@ -1,0 +1,67 @@
+/* A session: one token timeline, the KV cache that mirrors it, and the planes to compute in. One thread at a time.
+ *
+ * It knows token ids only; text and policy live above. */
+#ifndef DG_SESSION_SESSION_H
+#define DG_SESSION_SESSION_H
+
+#include "core/ids.h"
+#include "model/forward.h"
+
+#include <stdatomic.h>
+
+struct dg_session_opts {
+    int64_t ctx;          /* positions, canvas included; 0 = the model's maximum or 8192, whichever is less */
+    enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle */
+    int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
+    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
+    bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
+};
+
+struct dg_session {
+    struct dg_backend *be;
+    const struct dg_config *cfg;
+    struct dg_session_opts opts;
+    struct dg_planes planes;
+    struct dg_kv kv;
+    struct dg_ids log; /* the committed tokens: log.n == kv.len */
+    /* statistics of the last step on the host, cfg.canvas each */
+    float *entropy, *p_max;
+    int32_t *argmax;
+    atomic_bool cancel; /* set from any thread: the call in progress ends with DG_E_CANCELLED between two chunks or steps */
+};
+
+/* done of total prompt tokens are in the cache. */
+typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
+
+/* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's,
+ * DG_E_NOMEM with the figures. */
+enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err)
+    DG_MUST_CHECK;
+void dg_session_destroy(struct dg_session *s); /* NULL is allowed */
+
+/* Appends n tokens by causal prefill in chunks; the log and the cache advance chunk by chunk. progress may be NULL.
+ * Errors: DG_E_LIMIT when no canvas would fit behind them, DG_E_CANCELLED (what was done stays), DG_E_ARG for an id outside the
+ * vocabulary (before anything is computed). */
+enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_t n, dg_progress_fn *progress, void *ctx, struct dg_error *err)
+    DG_MUST_CHECK;
+
+/* The same for tokens the model produced: they were computed on a canvas at these positions, so the room is there even where no further
+ * canvas would fit. Not cancelled half-way. */
+enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
+
+/* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
+ * (progress reports it). */
+enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;
+
+/* One denoise step over canvas[n]; entropy, p_max and argmax of the rows are then in the session. sc = DG_SC_SOFT reads the logits of
+ * the step before. Errors: DG_E_NUMERIC naming the row when its logits hold NaN or Inf. */
+enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err)
+    DG_MUST_CHECK;
+
+/* Draws from softmax(logits / T) of the last step's row: the smallest id whose cumulative probability exceeds u (0 <= u < 1). */
+enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) DG_MUST_CHECK;
+
+/* Positions still free for tokens when one whole canvas must stay available. */
+int64_t dg_session_room(const struct dg_session *s);
+
+#endif

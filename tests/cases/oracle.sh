@@ -1,0 +1,53 @@
+# The oracle folders: unpacked once into the build folder, then replayed by every program that reads them.
+set -u
+out=$DG_BUILD/test-data/oracle
+unpack() { # SOURCE TARGET
+    dst=$2
+    mkdir -p "$dst" || return 1
+    for f in "$1"/*; do
+        base=$(basename "$f")
+        to=$dst/${base%.xz}
+        [ "$to" -nt "$f" ] && continue
+        # under another name first: a cut file must never look unpacked
+        case $base in
+        *.xz) xz -dc "$f" >"$to.part" ;;
+        *) cat "$f" >"$to.part" ;;
+        esac && mv "$to.part" "$to" || return 1
+    done
+}
+
+dirs=
+for src in "$DG_ROOT"/tests/data/oracle/*/; do
+    name=$(basename "$src")
+    if unpack "${src%/}" "$out/$name"; then
+        dirs="$dirs $out/$name"
+    else
+        echo "not ok - unpack $name: see the messages above (xz-utils installed?)"
+    fi
+done
+[ -n "$dirs" ] || { echo "not ok - no oracle folder under tests/data/oracle"; exit 1; }
+
+for prog in sampler_replay; do
+    log=$DG_BUILD/test-logs/$prog.out
+    mkdir -p "$(dirname "$log")"
+    # shellcheck disable=SC2086
+    if "$DG_BUILD/tests/$prog" $dirs >"$log"; then
+        echo "ok - $prog: $(tail -n 1 "$log")"
+    else
+        grep -h 'FAILED' "$log" >&2
+        echo "not ok - $prog: $(tail -n 1 "$log")"
+    fi
+done
+
+# the replay must notice a wrong stream
+wrong=$out/../oracle-wrong
+set -- $dirs
+rm -rf "$wrong" && mkdir -p "$wrong" && cp "$1/config.json" "$1/oracle.safetensors" "$wrong" &&
+    sed 's/"seed": 42/"seed": 43/' "$1/oracle.json" >"$wrong/oracle.json"
+if "$DG_BUILD/tests/sampler_replay" "$wrong" >"$wrong/out"; then
+    echo "not ok - sampler_replay passes with another seed than the stored one"
+elif grep -q 'canvas0 .*FAILED' "$wrong/out" && grep -q 'accept .*ok' "$wrong/out"; then
+    echo "ok - sampler_replay names the keys that another seed changes"
+else
+    echo "not ok - sampler_replay with another seed: $(tail -n 1 "$wrong/out")"
+fi
