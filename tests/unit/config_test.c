@@ -82,7 +82,7 @@ static void reads_the_oracle_folders(void **state) {
         assert_true(c.theta_sliding == 1e4 && c.theta_full == 1e6 && c.rotary_full == 0.25 && c.rotary_sliding == 1);
         assert_true(c.eps == 1e-6f && c.softcap == 30.0f);
         /* every sampler field of these files is null: the seed's defaults; no stop ids: config.json's list, not text_config's 1 */
-        assert_true(c.entropy_bound == 0.1f && c.t_min == 0.4f && c.t_max == 0.8f && c.confidence == 0.005f);
+        assert_true(c.entropy_bound == 0.1 && c.t_min == 0.4 && c.t_max == 0.8 && c.confidence == 0.005);
         assert_int_equal(c.steps_max, 48);
         assert_int_equal(c.stability, 1);
         assert_int_equal(c.n_stops, 2);
@@ -105,7 +105,7 @@ static void both_spellings_mean_the_same(void **state) {
     assert_int_equal(x.layer[2].hd, 16);
     assert_int_equal(x.layer[2].kv_heads, 1);
     assert_int_equal(x.layer[1].hd, 8);
-    assert_true(x.entropy_bound == 0.2f && x.t_min == 0.3f && x.t_max == 0.9f && x.confidence == 0.01f);
+    assert_true(x.entropy_bound == 0.2 && x.t_min == 0.3 && x.t_max == 0.9 && x.confidence == 0.01);
     assert_int_equal(x.steps_max, 12);
     assert_int_equal(x.stability, 2);
     /* a field absent from an entry takes the base value, and an entry may name any layer */
@@ -195,6 +195,8 @@ static void refuses_hostile_numbers(void **state) {
     edited("\"vocab_size\": 160", "\"vocab_size\": NaN", DG_E_FORMAT, "damaged JSON");
     edited("\"vocab_size\": 160, ", "", DG_E_FORMAT, "vocab_size is missing");
     edited("\"top_k_experts\": 2", "\"top_k_experts\": 5", DG_E_FORMAT, "top_k_experts (5) exceeds num_experts (4)");
+    edited("\"max_position_embeddings\": 4096", "\"max_position_embeddings\": 16", DG_E_FORMAT,
+           "max_position_embeddings (16) leaves no room beside a canvas of 16");
     edited("\"num_key_value_heads\": 2", "\"num_key_value_heads\": 3", DG_E_FORMAT, "3 key-value heads do not divide 4 heads");
     edited("\"head_dim\": 8", "\"head_dim\": 7", DG_E_FORMAT, "head dimension 7 must be even");
     edited("\"pad_token_id\": 0", "\"pad_token_id\": 160", DG_E_FORMAT, "pad_token_id is 160");
