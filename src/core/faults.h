@@ -5,7 +5,7 @@
 #include "core/buf.h"
 #include "core/status.h"
 
-#define DG_FAULTS_TEXT_MAX ((size_t)1 << 20)
+#define DG_FAULTS_TEXT_MAX ((size_t)64 << 10) /* room for every tensor of the 30-layer model */
 #define DG_CLIP_MAX 120
 
 /* A zeroed record is not valid: dg_faults_init. Not thread-safe. */

@@ -23,6 +23,7 @@ struct int_field {
 struct real_field {
     const char *key;
     size_t at;
+    bool single; /* an f32 field, else double */
     double min, max, def;
 };
 
@@ -42,19 +43,19 @@ static const struct int_field text_ints[] = {
 };
 static const struct int_field top_ints[] = {{"canvas_length", AT(canvas), 1, DG_CANVAS_MAX, 256}};
 static const struct real_field text_reals[] = {
-    {"rms_norm_eps", AT(eps), 1e-12, 0.1, 1e-6},
-    {"final_logit_softcapping", AT(softcap), 1e-3, 1e6, 30.0},
+    {"rms_norm_eps", AT(eps), true, 1e-12, 0.1, 1e-6},
+    {"final_logit_softcapping", AT(softcap), true, 1e-3, 1e6, 30.0},
 };
 static const struct int_field gen_ints[] = {
     {"max_denoising_steps", AT(steps_max), 1, 100000, 48},
     {"stability_threshold", AT(stability), 0, 1000, 1},
 };
 static const struct real_field gen_reals[] = {
-    {"t_min", AT(t_min), 1e-6, 1000, 0.4},
-    {"t_max", AT(t_max), 1e-6, 1000, 0.8},
-    {"confidence_threshold", AT(confidence), 0, 1e6, 0.005},
+    {"t_min", AT(t_min), false, 1e-6, 1000, 0.4},
+    {"t_max", AT(t_max), false, 1e-6, 1000, 0.8},
+    {"confidence_threshold", AT(confidence), false, 0, 1e6, 0.005},
 };
-static const struct real_field sampler_reals[] = {{"entropy_bound", AT(entropy_bound), 0, 1e6, 0.1}};
+static const struct real_field sampler_reals[] = {{"entropy_bound", AT(entropy_bound), false, 0, 1e6, 0.1}};
 #define N_OF(table) (sizeof(table) / sizeof *(table))
 
 /* A member's value; NULL when it is absent or null, which mean the same in these files. */
@@ -108,7 +109,7 @@ static void read_reals(struct dg_faults *f, struct dg_config *c, const json_t *o
         if (v)
             (void)take_real(f, t->key, v, t->min, t->max, &x);
         float y = (float)x;
-        memcpy((char *)c + t->at, &y, sizeof y);
+        memcpy((char *)c + t->at, t->single ? (void *)&y : (void *)&x, t->single ? sizeof y : sizeof x);
     }
 }
 
@@ -399,6 +400,8 @@ static enum dg_status read_model(struct dg_config *c, const json_t *top, const j
         read_reals(&f, c, text, text_reals, N_OF(text_reals));
         if (c->topk > c->experts && c->experts > 0)
             dg_faults_add(&f, DG_E_FORMAT, "top_k_experts (%d) exceeds num_experts (%d)", c->topk, c->experts);
+        if (c->canvas >= c->ctx_max && c->ctx_max > 0)
+            dg_faults_add(&f, DG_E_FORMAT, "max_position_embeddings (%d) leaves no room beside a canvas of %d", c->ctx_max, c->canvas);
         read_layer_types(&f, c, text);
         read_heads(&f, c, text);
         c->theta_sliding = 1e4;
@@ -433,7 +436,7 @@ static enum dg_status read_generation(struct dg_config *c, const json_t *gen, st
     read_ints(&f, c, gen, gen_ints, N_OF(gen_ints));
     read_reals(&f, c, gen, gen_reals, N_OF(gen_reals));
     if (c->t_min > c->t_max)
-        dg_faults_add(&f, DG_E_FORMAT, "t_min (%g) exceeds t_max (%g)", (double)c->t_min, (double)c->t_max);
+        dg_faults_add(&f, DG_E_FORMAT, "t_min (%g) exceeds t_max (%g)", c->t_min, c->t_max);
     const json_t *sampler = member(gen, "sampler_config");
     if (sampler && !json_is_object(sampler))
         dg_faults_add(&f, DG_E_FORMAT, "sampler_config must be an object");

@@ -42,9 +42,9 @@ struct dg_config {
     int32_t stops[DG_STOPS_MAX]; /* stop token ids */
     int32_t n_stops;
     int32_t steps_max;
-    float entropy_bound, t_min, t_max;
+    double entropy_bound, t_min, t_max; /* the decimals of the file, not their nearest f32 */
     int32_t stability;
-    float confidence;
+    double confidence;
 };
 
 /* Reads DIR/config.json and, where it exists, DIR/generation_config.json; checks every value's type and range.

@@ -80,7 +80,7 @@ static bool decode_vec(struct binder *b, const char *suffix, const struct dg_ten
     dg_format_traits(t->kind)->decode_row(t->data, t->data, n, dst);
     for (int32_t i = 0; i < n; i++)
         if (!isfinite(dst[i])) {
-            dg_faults_add(&b->faults, DG_E_NUMERIC, "%s%s[%d] is %s", b->prefix, suffix, i, isnan(dst[i]) ? "NaN" : "infinite");
+            dg_faults_add(&b->faults, DG_E_FORMAT, "%s%s[%d] is %s", b->prefix, suffix, i, isnan(dst[i]) ? "NaN" : "infinite");
             return false;
         }
     return true;
