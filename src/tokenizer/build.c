@@ -70,6 +70,8 @@ static enum dg_status build_merges(struct dg_tok_source *src) {
     bool cuts = true;
     for (size_t rank = 0; rank < src->n_triples; rank++) {
         const struct dg_tok_triple *m = &src->triples[rank];
+        if (rank + 16 < src->n_triples) /* the table does not fit the caches: ask for what comes soon */
+            __builtin_prefetch(&t->merges[dg_tok_merge_index(t, dg_tok_merge_key(m[16].left, m[16].right))], 1);
         uint64_t key = dg_tok_merge_key(m->left, m->right);
         uint32_t i = dg_tok_merge_index(t, key);
         while (t->merges[i].key && t->merges[i].key != key)

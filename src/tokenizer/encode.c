@@ -102,7 +102,7 @@ static size_t control_at(const struct encoder *e, size_t at, size_t limit, int32
 static enum dg_status encode_controls(struct encoder *e, const struct dg_span *client, size_t n_client) {
     size_t begin = 0, span = 0;
     for (size_t i = 0; i < e->n;) {
-        while (span < n_client && client[span].end <= i)
+        while (span < n_client && (client[span].end <= i || client[span].begin == client[span].end))
             span++;
         size_t limit = span < n_client ? client[span].begin : e->n;
         if (i >= limit) {

@@ -17,7 +17,7 @@
 #include "core/status.h"
 
 /* Largest tokenizer.json read, and largest text encoded at once, in bytes. */
-#define DG_TOKENIZER_FILE_MAX ((size_t)1 << 30)
+#define DG_TOKENIZER_FILE_MAX ((size_t)1 << 28)
 #define DG_TOKENIZER_TEXT_MAX ((size_t)1 << 28)
 
 struct dg_tokenizer;

@@ -92,7 +92,7 @@ static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve
     size_t pairs = (size_t)c.rows * (size_t)c.topk, threads = (size_t)r->n_threads;
     r->row_len = (c.k_max + 15) & ~15;
     r->row = dg_calloc(threads * 2, (size_t)r->row_len * sizeof *r->row);
-    r->score = dg_calloc(threads, (size_t)c.ctx * sizeof *r->score);
+    r->score = dg_calloc(threads * 2, (size_t)c.ctx * sizeof *r->score);
     r->bucket = dg_calloc((size_t)c.experts + 1, sizeof *r->bucket);
     r->pair = dg_calloc(pairs, sizeof *r->pair);
     r->pair_h = dg_calloc(pairs, (size_t)c.moe * sizeof *r->pair_h);

@@ -18,7 +18,7 @@ struct dg_ref {
     int32_t n_threads;
     float *row;         /* [threads][2][row_len] decoded weight rows */
     int64_t row_len;
-    float *score;       /* [threads][ctx] */
+    float *score;       /* [threads][2][ctx] scores, and a copy to select from */
     int32_t *bucket;    /* [experts + 1] first pair of each expert */
     int32_t *pair;      /* [rows * topk] pairs (row * topk + rank) ordered by expert */
     float *pair_h;      /* [rows * topk][moe] */
