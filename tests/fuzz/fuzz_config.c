@@ -1,5 +1,5 @@
-/* Configuration: the input is config.json, then, after a NUL byte if there is one, generation_config.json. What is accepted must keep
- * every promise of config.h. */
+/* Configuration: the input is config.json, then, after a NUL byte if there is one, generation_config.json. What is accepted must
+ * keep every promise of config.h. */
 #include "support/fuzz_main.h"
 
 #include "model/config.h"
@@ -28,8 +28,8 @@ static void check(const struct dg_config *c) {
     for (int i = 0; i < c->n_stops; i++)
         require(c->stops[i] >= 0 && c->stops[i] < c->vocab);
     for (int l = 0; l < c->layers; l++)
-        require(c->layer[l].hd >= 2 && c->layer[l].hd % 2 == 0 && c->layer[l].hd <= DG_HEAD_DIM_MAX && c->layer[l].kv_heads >= 1 &&
-                c->heads % c->layer[l].kv_heads == 0);
+        require(c->layer[l].hd >= 2 && c->layer[l].hd % 2 == 0 && c->layer[l].hd <= DG_HEAD_DIM_MAX &&
+                c->layer[l].kv_heads >= 1 && c->heads % c->layer[l].kv_heads == 0);
     require(c->steps_max >= 1 && c->stability >= 0 && c->t_min > 0 && c->t_min <= c->t_max && isfinite(c->t_max));
     require(c->entropy_bound >= 0 && isfinite(c->entropy_bound) && c->confidence >= 0 && isfinite(c->confidence));
 }
@@ -39,7 +39,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     struct dg_error err = {0};
     const uint8_t *nul = size ? memchr(data, 0, size) : NULL;
     size_t n = nul ? (size_t)(nul - data) : size;
-    enum dg_status st = dg_config_parse(&c, (const char *)data, n, nul ? (const char *)nul + 1 : NULL, nul ? size - n - 1 : 0, &err);
+    enum dg_status st =
+        dg_config_parse(&c, (const char *)data, n, nul ? (const char *)nul + 1 : NULL, nul ? size - n - 1 : 0, &err);
     if (st == DG_OK)
         check(&c);
     else

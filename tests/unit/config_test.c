@@ -52,7 +52,8 @@ static void reads_the_oracle_folders(void **state) {
     static const struct {
         const char *name;
         int vocab, hidden, layers, heads, inter, experts, topk, moe, canvas, window, full_from, hd, kv, full_hd, full_kv;
-    } want[] = {{"tiny-a", 512, 64, 6, 4, 96, 8, 2, 32, 32, 16, 5, 16, 2, 32, 1}, {"tiny-b", 600, 96, 7, 6, 160, 8, 3, 32, 40, 24, 5, 32, 3, 64, 2}};
+    } want[] = {{"tiny-a", 512, 64, 6, 4, 96, 8, 2, 32, 32, 16, 5, 16, 2, 32, 1},
+                {"tiny-b", 600, 96, 7, 6, 160, 8, 3, 32, 40, 24, 5, 32, 3, 64, 2}};
     for (int i = 0; i < 2; i++) {
         char path[256];
         size_t n, m;
@@ -81,7 +82,8 @@ static void reads_the_oracle_folders(void **state) {
         }
         assert_true(c.theta_sliding == 1e4 && c.theta_full == 1e6 && c.rotary_full == 0.25 && c.rotary_sliding == 1);
         assert_true(c.eps == 1e-6f && c.softcap == 30.0f);
-        /* every sampler field of these files is null: the seed's defaults; no stop ids: config.json's list, not text_config's 1 */
+        /* every sampler field of these files is null: the seed's defaults; no stop ids: config.json's list, not text_config's 1
+         */
         assert_true(c.entropy_bound == 0.1 && c.t_min == 0.4 && c.t_max == 0.8 && c.confidence == 0.005);
         assert_int_equal(c.steps_max, 48);
         assert_int_equal(c.stability, 1);
@@ -109,7 +111,8 @@ static void both_spellings_mean_the_same(void **state) {
     assert_int_equal(x.steps_max, 12);
     assert_int_equal(x.stability, 2);
     /* a field absent from an entry takes the base value, and an entry may name any layer */
-    b.config = mk_edit(b.config, "\"head_dim\": 16, \"num_key_value_heads\": 1}", "\"num_key_value_heads\": 4}, \"0\": {\"head_dim\": 4}");
+    b.config = mk_edit(b.config, "\"head_dim\": 16, \"num_key_value_heads\": 1}",
+                       "\"num_key_value_heads\": 4}, \"0\": {\"head_dim\": 4}");
     y = good(b.config, b.generation);
     assert_int_equal(y.layer[2].hd, 8);
     assert_int_equal(y.layer[2].kv_heads, 4);
@@ -122,11 +125,12 @@ static void both_spellings_mean_the_same(void **state) {
 /* What real files leave out takes the seed's values. */
 static void defaults_of_the_seed(void **state) {
     (void)state;
-    struct dg_config c = good("{\"model_type\": \"diffusion_gemma\", \"text_config\": {\"vocab_size\": 262144, \"hidden_size\": 2816, "
-                              "\"num_hidden_layers\": 30, \"num_attention_heads\": 16, \"num_key_value_heads\": 8, \"head_dim\": 256, "
-                              "\"global_head_dim\": 512, \"num_global_key_value_heads\": 2, \"intermediate_size\": 2112, \"num_experts\": 128, "
-                              "\"top_k_experts\": 8, \"moe_intermediate_size\": 704}}",
-                              NULL);
+    struct dg_config c =
+        good("{\"model_type\": \"diffusion_gemma\", \"text_config\": {\"vocab_size\": 262144, \"hidden_size\": 2816, "
+             "\"num_hidden_layers\": 30, \"num_attention_heads\": 16, \"num_key_value_heads\": 8, \"head_dim\": 256, "
+             "\"global_head_dim\": 512, \"num_global_key_value_heads\": 2, \"intermediate_size\": 2112, \"num_experts\": 128, "
+             "\"top_k_experts\": 8, \"moe_intermediate_size\": 704}}",
+             NULL);
     assert_int_equal(c.canvas, 256);
     assert_int_equal(c.window, 1024);
     assert_int_equal(c.ctx_max, 262144);
@@ -178,10 +182,21 @@ static void refuses_hostile_numbers(void **state) {
     (void)state;
     static const struct {
         const char *field, *value;
-    } keys[] = {{"vocab_size", "160"},        {"hidden_size", "32"},   {"num_hidden_layers", "3"},  {"num_attention_heads", "4"},
-                {"intermediate_size", "48"},  {"num_experts", "4"},    {"top_k_experts", "2"},      {"moe_intermediate_size", "16"},
-                {"sliding_window", "8"},      {"canvas_length", "16"}, {"num_key_value_heads", "2"}, {"head_dim", "8"},
-                {"max_position_embeddings", "4096"}, {"global_head_dim", "16"}, {"num_global_key_value_heads", "1"}};
+    } keys[] = {{"vocab_size", "160"},
+                {"hidden_size", "32"},
+                {"num_hidden_layers", "3"},
+                {"num_attention_heads", "4"},
+                {"intermediate_size", "48"},
+                {"num_experts", "4"},
+                {"top_k_experts", "2"},
+                {"moe_intermediate_size", "16"},
+                {"sliding_window", "8"},
+                {"canvas_length", "16"},
+                {"num_key_value_heads", "2"},
+                {"head_dim", "8"},
+                {"max_position_embeddings", "4096"},
+                {"global_head_dim", "16"},
+                {"num_global_key_value_heads", "1"}};
     static const char *const values[] = {"-1", "0", "1e300", "2147483648", "9223372036854775807", "\"8\"", "[8]", "true", "1.5"};
     for (size_t k = 0; k < sizeof keys / sizeof *keys; k++)
         for (size_t v = 0; v < sizeof values / sizeof *values; v++) {
@@ -207,7 +222,8 @@ static void refuses_hostile_numbers(void **state) {
     edited("\"rope_theta\": 10000.0", "\"rope_theta\": 0", DG_E_FORMAT, "rope_parameters.sliding_attention.rope_theta");
     edited("\"rope_theta\": 1000000.0", "\"rope_theta\": \"x\"", DG_E_FORMAT, "rope_parameters.full_attention.rope_theta");
     edited("\"partial_rotary_factor\": 0.25", "\"partial_rotary_factor\": 1.25", DG_E_FORMAT, "partial_rotary_factor");
-    edited("\"layer_types\": [\"sliding_attention\", ", "\"layer_types\": [", DG_E_FORMAT, "layer_types must be a list of num_hidden_layers (3)");
+    edited("\"layer_types\": [\"sliding_attention\", ", "\"layer_types\": [", DG_E_FORMAT,
+           "layer_types must be a list of num_hidden_layers (3)");
     edited("[\"sliding_attention\", ", "[7, ", DG_E_FORMAT, "layer_types[0]");
     edited("\"text_config\": {", "\"text_confit\": {", DG_E_FORMAT, "text_config is missing");
     edited("\"pad_token_id\": 0,", "\"pad_token_id\": 0, \"pad_token_id\": 0,", DG_E_FORMAT, "damaged JSON");
@@ -241,8 +257,9 @@ static void names_every_fault(void **state) {
     k.config = mk_edit(k.config, "\"vocab_size\": 160", "\"vocab_size\": 0");
     k.config = mk_edit(k.config, "\"hidden_size\": 32", "\"hidden_size\": -5");
     k.config = mk_edit(k.config, "\"attention_bias\": false", "\"attention_bias\": true");
-    bad(k.config, NULL, DG_E_FORMAT, "config.json: 3 faults: vocab_size is 0, must be from 4 to 16777216; hidden_size is -5, must be from 1 to "
-                                     "1048576; attention_bias must be false");
+    bad(k.config, NULL, DG_E_FORMAT,
+        "config.json: 3 faults: vocab_size is 0, must be from 4 to 16777216; hidden_size is -5, must be from 1 to "
+        "1048576; attention_bias must be false");
     mk_free(&k);
 }
 
@@ -255,14 +272,18 @@ static void refuses_what_it_does_not_compute(void **state) {
     edited("\"rope_type\": \"default\"", "\"rope_type\": \"yarn\"", u, "rope_parameters.sliding_attention: rope_type \"yarn\"");
     edited("\"rope_type\": \"proportional\"", "\"rope_type\": \"default\"", u, "\"default\" with a partial_rotary_factor");
     edited("\"rope_type\": \"proportional\"", "\"rope_type\": \"proportional\", \"factor\": 8", u, "factor 8");
-    edited("\"full_attention\"]", "\"chunked_attention\"]", u, "layer_types[2] must be sliding_attention or full_attention, is chunked_attention");
-    edited("\"final_logit_softcapping\": 30.0", "\"final_logit_softcapping\": null", u, "final_logit_softcapping must not be null");
-    edited("\"attention_bias\"", "\"hidden_size_per_layer_input\": 256, \"attention_bias\"", u, "hidden_size_per_layer_input must be 0");
+    edited("\"full_attention\"]", "\"chunked_attention\"]", u,
+           "layer_types[2] must be sliding_attention or full_attention, is chunked_attention");
+    edited("\"final_logit_softcapping\": 30.0", "\"final_logit_softcapping\": null", u,
+           "final_logit_softcapping must not be null");
+    edited("\"attention_bias\"", "\"hidden_size_per_layer_input\": 256, \"attention_bias\"", u,
+           "hidden_size_per_layer_input must be 0");
     edited("\"attention_bias\"", "\"num_kv_shared_layers\": 2, \"attention_bias\"", u, "num_kv_shared_layers must be 0");
     edited("\"attention_bias\"", "\"enable_moe_block\": false, \"attention_bias\"", u, "enable_moe_block must be true");
     struct mk_ckpt k;
     mk_build(&k, &mk_tiny, "BF16", true, 1);
-    char *text = mk_edit(strdup(k.config), "\"num_key_value_heads\": 1}", "\"num_key_value_heads\": 1, \"intermediate_size\": 96}");
+    char *text =
+        mk_edit(strdup(k.config), "\"num_key_value_heads\": 1}", "\"num_key_value_heads\": 1, \"intermediate_size\": 96}");
     bad(text, NULL, u, "per_layer_config[2].intermediate_size: only head_dim and num_key_value_heads may differ by layer");
     text = mk_edit(text, "\"intermediate_size\": 96}", "\"intermediate_size\": 48}"); /* the base value: nothing differs */
     (void)good(text, NULL);
@@ -284,14 +305,17 @@ static void names_other_models(void **state) {
     static const struct {
         const char *text, *part;
     } cases[] = {
-        {"{\"model_type\": \"gemma4\", \"architectures\": [\"Gemma4ForConditionalGeneration\"]}", "plain Gemma 4 model (Gemma4ForConditionalGeneration)"},
+        {"{\"model_type\": \"gemma4\", \"architectures\": [\"Gemma4ForConditionalGeneration\"]}",
+         "plain Gemma 4 model (Gemma4ForConditionalGeneration)"},
         {"{\"model_type\": \"gemma4_text\"}", "plain Gemma 4 model (gemma4_text)"},
         {"{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"]}", "a model of another kind (LlamaForCausalLM)"},
         {"{\"a\": 1}", "names no model_type and no architecture"},
         {"{\"model_type\": 7, \"architectures\": [null]}", "names no model_type and no architecture"},
-        {"{\"model_type\": \"diffusion_gemma\", \"quantization\": {\"group_size\": 64, \"bits\": 4}, \"quantization_config\": {\"bits\": 4}}",
+        {"{\"model_type\": \"diffusion_gemma\", \"quantization\": {\"group_size\": 64, \"bits\": 4}, \"quantization_config\": "
+         "{\"bits\": 4}}",
          "an MLX quantised model (4 bits)"},
-        {"{\"model_type\": \"diffusion_gemma\", \"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}}",
+        {"{\"model_type\": \"diffusion_gemma\", \"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": "
+         "\"NVFP4\"}}",
          "a quantised model (NVFP4)"},
         {"{\"model_type\": \"diffusion_gemma\", \"quantization_config\": {\"quant_method\": \"compressed-tensors\"}}",
          "a quantised model (compressed-tensors)"},
@@ -354,11 +378,11 @@ static void loads_a_folder(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_the_oracle_folders),         cmocka_unit_test(both_spellings_mean_the_same),
-        cmocka_unit_test(defaults_of_the_seed),             cmocka_unit_test(stop_ids),
-        cmocka_unit_test(refuses_hostile_numbers),          cmocka_unit_test(refuses_hostile_generation),
-        cmocka_unit_test(names_every_fault),                cmocka_unit_test(refuses_what_it_does_not_compute),
-        cmocka_unit_test(names_other_models),               cmocka_unit_test(refuses_damaged_json),
+        cmocka_unit_test(reads_the_oracle_folders), cmocka_unit_test(both_spellings_mean_the_same),
+        cmocka_unit_test(defaults_of_the_seed),     cmocka_unit_test(stop_ids),
+        cmocka_unit_test(refuses_hostile_numbers),  cmocka_unit_test(refuses_hostile_generation),
+        cmocka_unit_test(names_every_fault),        cmocka_unit_test(refuses_what_it_does_not_compute),
+        cmocka_unit_test(names_other_models),       cmocka_unit_test(refuses_damaged_json),
         cmocka_unit_test(loads_a_folder),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -86,7 +86,8 @@ static void q6_blocks(void **state) {
         float scale = b ? 0.125f : 2.0f, min = b ? -4.0f : 0.5f;
         put16(row + 28 * b, scale);
         put16(row + 28 * b + 2, min);
-        for (int j = 0; j < 32; j++) { /* bit by bit: code j of 6 bits starts at bit 6 * j, because words of 24 bits hold 4 codes */
+        for (int j = 0; j < 32;
+             j++) { /* bit by bit: code j of 6 bits starts at bit 6 * j, because words of 24 bits hold 4 codes */
             int q = (j * 11 + 5 * b + 63) % 64;
             for (int bit = 0; bit < 6; bit++)
                 if (q >> bit & 1)
@@ -143,8 +144,12 @@ static void sizes(void **state) {
         enum dg_format fmt;
         const char *name;
         int64_t row, mat; /* of k = 704, n = 3 */
-    } want[] = {{DG_FMT_BF16, "bf16", 1408, 4224},        {DG_FMT_F16, "f16", 1408, 4224},         {DG_FMT_F32, "f32", 2816, 8448},
-                {DG_FMT_Q4_BLOCK, "q4_block", 440, 1320}, {DG_FMT_Q6_BLOCK, "q6_block", 616, 1848}, {DG_FMT_Q8_ROW, "q8_row", 706, 2118},
+    } want[] = {{DG_FMT_BF16, "bf16", 1408, 4224},
+                {DG_FMT_F16, "f16", 1408, 4224},
+                {DG_FMT_F32, "f32", 2816, 8448},
+                {DG_FMT_Q4_BLOCK, "q4_block", 440, 1320},
+                {DG_FMT_Q6_BLOCK, "q6_block", 616, 1848},
+                {DG_FMT_Q8_ROW, "q8_row", 706, 2118},
                 {DG_FMT_NVFP4_BLOCK, "nvfp4_block", 396, 1192}};
     assert_int_equal(sizeof want / sizeof *want, DG_FMT_COUNT);
     for (size_t i = 0; i < DG_FMT_COUNT; i++) {

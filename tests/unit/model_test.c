@@ -316,7 +316,8 @@ static void cache_tear_down(struct cache *h) {
 }
 
 /* A snapshot written `age` seconds ago; its path in `out`. */
-static void snapshot(struct cache *h, const char *root, const char *repo, const char *rev, int age, int shards, char out[PATH_MAX]) {
+static void snapshot(struct cache *h, const char *root, const char *repo, const char *rev, int age, int shards,
+                     char out[PATH_MAX]) {
     char rel[512];
     snprintf(rel, sizeof rel, "%s/snapshots/%s", repo, rev);
     mk_mkdir(root, rel);
@@ -419,10 +420,14 @@ static void says_what_is_missing(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(opens_every_form),         cmocka_unit_test(mixed_element_types),
-        cmocka_unit_test(encoder_scalars),          cmocka_unit_test(extras_and_strangers),
-        cmocka_unit_test(names_every_weight_fault), cmocka_unit_test(other_folders),
-        cmocka_unit_test(survives_failing_allocations), cmocka_unit_test(finds_snapshots),
+        cmocka_unit_test(opens_every_form),
+        cmocka_unit_test(mixed_element_types),
+        cmocka_unit_test(encoder_scalars),
+        cmocka_unit_test(extras_and_strangers),
+        cmocka_unit_test(names_every_weight_fault),
+        cmocka_unit_test(other_folders),
+        cmocka_unit_test(survives_failing_allocations),
+        cmocka_unit_test(finds_snapshots),
         cmocka_unit_test(says_what_is_missing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
