@@ -1,5 +1,5 @@
-/* Reads tokenizer.json in one pass over its bytes: the vocabulary and the merges token by token, the small parts around them through
- * jansson, compared as a whole with what this tokenizer does. */
+/* Reads tokenizer.json in one pass over its bytes: the vocabulary and the merges token by token, the small parts around them
+ * through jansson, compared as a whole with what this tokenizer does. */
 #include "core/jsonr.h"
 #include "core/mem.h"
 #include "tokenizer/tables.h"
@@ -8,10 +8,12 @@
 
 /* A part compared as a whole is a few hundred bytes; a longer one cannot be equal. */
 #define PART_BYTES_MAX ((size_t)1 << 20)
+/* Longest control token. It bounds the work at each byte of a text. */
+#define CONTROL_BYTES_MAX 256
 
 #define NORMALIZER "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}"
 #define PRE_TOKENIZER "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}"
-#define DECODER                                                                                      \
+#define DECODER                                                                                       \
     "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"\u2581\"}," \
     "\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}"
 #define TEMPLATE_SINGLE "[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}]"
@@ -42,7 +44,9 @@ const char *dg_tok_show(char dst[64], const char *s, size_t n) {
     return dst;
 }
 
-static enum dg_status no_memory(struct reader *rd) { return DG_FAIL(rd->err, DG_E_NOMEM, "no memory for the tokenizer's tables"); }
+static enum dg_status no_memory(struct reader *rd) {
+    return DG_FAIL(rd->err, DG_E_NOMEM, "no memory for the tokenizer's tables");
+}
 
 /* The document is not what it should be here: broken JSON if that is why, otherwise `what` was expected. */
 static enum dg_status broken(struct reader *rd, const char *what) {
@@ -89,7 +93,7 @@ static enum dg_status read_id(struct reader *rd, const char *what, int32_t *id) 
     return DG_OK;
 }
 
-/* --- vocabulary ---------------------------------------------------------------------------------------------------------------- */
+/* --- vocabulary ------------------------------------------------------------------------------------------------------ */
 
 /* Sorts the entries, read in file order, by id. */
 static enum dg_status order_by_id(struct reader *rd, const int32_t *ids, size_t n) {
@@ -105,7 +109,8 @@ static enum dg_status order_by_id(struct reader *rd, const int32_t *ids, size_t 
         size_t id = (size_t)ids[i];
         dg_tok_show(name, t->blob + p->at, p->len);
         if (id >= n)
-            st = DG_FAIL(rd->err, DG_E_FORMAT, "entry %s has id %zu, but %zu entries must have the ids 0 to %zu", name, id, n, n - 1);
+            st = DG_FAIL(rd->err, DG_E_FORMAT, "entry %s has id %zu, but %zu entries must have the ids 0 to %zu", name, id, n,
+                         n - 1);
         else if (seen[id])
             st = DG_FAIL(rd->err, DG_E_FORMAT, "entries %s and %s both have id %zu",
                          dg_tok_show(other, t->blob + by_id[id].at, by_id[id].len), name, id);
@@ -161,7 +166,7 @@ done:
     return st;
 }
 
-/* --- merges -------------------------------------------------------------------------------------------------------------------- */
+/* --- merges ---------------------------------------------------------------------------------------------------------- */
 
 /* Current string into scratch at `at`; its length in *n. */
 static enum dg_status scratch_text(struct reader *rd, size_t at, size_t *n) {
@@ -203,8 +208,8 @@ static enum dg_status read_pair(struct reader *rd, enum dg_json_token tok, size_
     return *left && *right ? DG_OK : broken(rd, "a merge has an empty part");
 }
 
-/* Every merge takes three look-ups in tables far larger than the processor's caches. Doing them for a batch, step by step, lets the
- * memory work on all of them at once; it halves the time to load. */
+/* Every merge takes three look-ups in tables far larger than the processor's caches. Doing them for a batch, step by step, lets
+ * the memory work on all of them at once; it halves the time to load. */
 struct batch {
     size_t n;
     struct pair {
@@ -242,8 +247,8 @@ static enum dg_status resolve(struct reader *rd, struct batch *b) {
             const char *s = pair_text(rd, p, part);
             ids[part] = dg_tok_find_hashed(t, s, p->len[part], p->hash[part]);
             if (ids[part] < 0)
-                return DG_FAIL(rd->err, DG_E_FORMAT, "merge %zu needs the entry %s, which is not in the vocabulary", src->n_triples,
-                               dg_tok_show(name, s, p->len[part]));
+                return DG_FAIL(rd->err, DG_E_FORMAT, "merge %zu needs the entry %s, which is not in the vocabulary",
+                               src->n_triples, dg_tok_show(name, s, p->len[part]));
         }
         src->triples[src->n_triples++] = (struct dg_tok_triple){ids[0], ids[1], ids[2]};
     }
@@ -276,7 +281,7 @@ static enum dg_status read_merges(struct reader *rd) {
     return resolve(rd, &b);
 }
 
-/* --- the small parts ----------------------------------------------------------------------------------------------------------- */
+/* --- the small parts ------------------------------------------------------------------------------------------------- */
 
 /* Next value of the document as a tree; owner: the caller. */
 static enum dg_status read_part(struct reader *rd, const char *name, json_t **out) {
@@ -300,14 +305,18 @@ static bool equals(const json_t *have, const char *want) {
 
 static enum dg_status unsupported(struct reader *rd, const char *name, const json_t *v, const char *does) {
     const char *type = json_string_value(json_object_get(v, "type"));
-    return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s%s%.40s%s is not supported; this tokenizer %s", name, type ? " of type \"" : "",
-                   type ? type : "", type ? "\"" : json_is_null(v) ? " null" : " as written", does);
+    if (type)
+        return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s of type \"%.40s\" is not supported as written; this tokenizer %s", name, type,
+                       does);
+    return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s%s is not supported; this tokenizer %s", name,
+                   json_is_null(v) ? " null" : " as written", does);
 }
 
 static enum dg_status read_normalizer(struct reader *rd) {
     json_t *v = NULL;
     DG_TRY(read_part(rd, "normalizer", &v));
-    enum dg_status st = equals(v, NORMALIZER) ? DG_OK : unsupported(rd, "normalizer", v, "replaces U+0020 by U+2581 and nothing else");
+    enum dg_status st =
+        equals(v, NORMALIZER) ? DG_OK : unsupported(rd, "normalizer", v, "replaces U+0020 by U+2581 and nothing else");
     json_decref(v);
     return st;
 }
@@ -328,7 +337,8 @@ static enum dg_status read_post_processor(struct reader *rd) {
     DG_TRY(read_part(rd, "post_processor", &v));
     const char *type = json_string_value(json_object_get(v, "type"));
     enum dg_status st = DG_OK;
-    if (!json_is_null(v) && !(type && strcmp(type, "TemplateProcessing") == 0 && equals(json_object_get(v, "single"), TEMPLATE_SINGLE)))
+    if (!json_is_null(v) &&
+        !(type && strcmp(type, "TemplateProcessing") == 0 && equals(json_object_get(v, "single"), TEMPLATE_SINGLE)))
         st = unsupported(rd, "post_processor", v, "adds no tokens to a text (Gemma 3 adds <bos>: use a Gemma 4 file)");
     json_decref(v);
     return st;
@@ -378,8 +388,12 @@ static enum dg_status read_added_token(struct reader *rd) {
         return broken(rd, "an added token must be an object");
     if (a.id < 0 || !have_text || a.text.len == 0)
         return broken(rd, "an added token needs an id and a text");
+    if (a.text.len > CONTROL_BYTES_MAX)
+        return DG_FAIL(rd->err, DG_E_LIMIT, "added token %d has %u bytes, at most %d are allowed", a.id, a.text.len,
+                       CONTROL_BYTES_MAX);
     if (!special)
-        return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "added token %s is not special; this tokenizer does control tokens only (Gemma 4)",
+        return DG_FAIL(rd->err, DG_E_UNSUPPORTED,
+                       "added token %s is not special; this tokenizer does control tokens only (Gemma 4)",
                        dg_tok_show(name, src->t->blob + a.text.at, a.text.len));
     void *added = src->added;
     if (!room(&added, &src->added_cap, src->n_added, src->n_added + 1, sizeof a))
@@ -409,7 +423,7 @@ static enum dg_status read_version(struct reader *rd) {
     return DG_OK;
 }
 
-/* --- model and document -------------------------------------------------------------------------------------------------------- */
+/* --- model and document ---------------------------------------------------------------------------------------------- */
 
 /* model.name must be one of the literals in `want` (NULL-terminated). */
 static enum dg_status read_flag(struct reader *rd, const char *name, const char *const *want) {

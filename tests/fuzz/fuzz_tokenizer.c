@@ -4,6 +4,10 @@
 #include "core/utf8.h"
 #include "support/fuzz_main.h"
 
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
 #define REQUIRE(condition)                                               \
     do {                                                                 \
         if (!(condition)) {                                              \
@@ -35,7 +39,7 @@ static bool valid_utf8(const uint8_t *s, size_t n) {
     return i == n;
 }
 
-/* Encodes a text in three ways and decodes it again, whole and as a stream: always valid UTF-8. exact: the text must come back. */
+/* Encodes a text in three ways and decodes it again, whole and as a stream: always valid UTF-8. exact: the text comes back. */
 static void round_trip(const struct dg_tokenizer *t, const char *text, size_t n, bool exact) {
     struct dg_span client[2] = {{n / 4, n / 3}, {n / 2, n}};
     for (int how = 0; how < 3; how++) {
@@ -65,8 +69,9 @@ static void round_trip(const struct dg_tokenizer *t, const char *text, size_t n,
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const char sample[] = "<|turn>abcde\n\n > </a\xf0\x9d\x95\x8f\xc3\xa9\xc3\xa9 \xe4\xb8\xad"
-                                 "a zz   \"\"\\n\t\t<turn|> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+    static const char sample[] =
+        "<|turn>abcde\n\n > </a\xf0\x9d\x95\x8f\xc3\xa9\xc3\xa9 \xe4\xb8\xad"
+        "a zz   \"\"\\n\t\t<turn|> aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
     struct dg_tokenizer *t;
     struct dg_error err = {0};
     if (dg_tokenizer_create(&t, data, size, &err) == DG_OK) {

@@ -142,8 +142,8 @@ static bool touches(const struct dg_span *client, size_t n_client, size_t begin,
     return false;
 }
 
-void naive_bpe_encode(const struct naive_bpe *b, const char *text, size_t n, bool control, const struct dg_span *client, size_t n_client,
-                      struct dg_ids *out) {
+void naive_bpe_encode(const struct naive_bpe *b, const char *text, size_t n, bool control, const struct dg_span *client,
+                      size_t n_client, struct dg_ids *out) {
     const json_t *added = json_object_get(b->doc, "added_tokens"), *v;
     size_t begin = 0;
     for (size_t i = 0; i < n && control;) {

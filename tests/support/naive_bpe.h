@@ -1,5 +1,5 @@
-/* A second tokenizer, written to be obviously right: strings instead of ids, a general JSON library, no cuts, no queue, no hash of its
- * own. Quadratic, so for texts of up to a few thousand characters. Aborts when memory is short. */
+/* A second tokenizer, written to be obviously right: strings instead of ids, a general JSON library, no cuts, no queue, no hash
+ * of its own. Quadratic, so for texts of up to a few thousand characters. Aborts when memory is short. */
 #ifndef DG_TESTS_NAIVE_BPE_H
 #define DG_TESTS_NAIVE_BPE_H
 
@@ -12,8 +12,8 @@ struct naive_bpe;
 struct naive_bpe *naive_bpe_create(const char *json, size_t n);
 void naive_bpe_destroy(struct naive_bpe *b);
 /* Ids of a text; control: match added tokens, but none that touches a client span. */
-void naive_bpe_encode(const struct naive_bpe *b, const char *text, size_t n, bool control, const struct dg_span *client, size_t n_client,
-                      struct dg_ids *out);
+void naive_bpe_encode(const struct naive_bpe *b, const char *text, size_t n, bool control, const struct dg_span *client,
+                      size_t n_client, struct dg_ids *out);
 /* Spelling of an entry, NULL for none. */
 const char *naive_bpe_piece(const struct naive_bpe *b, int32_t id);
 int32_t naive_bpe_size(const struct naive_bpe *b);

@@ -75,7 +75,8 @@ static struct dg_tokenizer *accept_text(const char *json) {
     return t;
 }
 
-static const char sample[] = "<|turn>abc\n\n > </a\xf0\x9d\x95\x8f" "e\xc3\xa9\xc3\xa9 zz   \"\"<turn|>";
+static const char sample[] = "<|turn>abc\n\n > </a\xf0\x9d\x95\x8f"
+                             "e\xc3\xa9\xc3\xa9 zz   \"\"<turn|>";
 
 /* Two tokenizers are the same when they agree on a text that uses most of the tiny vocabulary. */
 static void expect_same(const struct dg_tokenizer *t, const struct dg_tokenizer *u) {
@@ -107,7 +108,8 @@ static void test_accepts(void **state) {
         {"\"padding\":null", "\"later\":[{\"x\":[]}]"},
         {"\"version\":\"1.0\",", ""},
         {"\"version\"", "\"vers\\u0069on\""},
-        {"\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}",
+        {"\"pre_tokenizer\":{\"type\":\"Split\",\"pattern\":{\"String\":\" "
+         "\"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}",
          "\"pre_tokenizer\":null"},
         {"{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}",
          "{\"invert\":false,\"type\":\"Split\",\"behavior\":\"MergedWithPrevious\",\"pattern\":{\"String\":\"\\u0020\"}}"},
@@ -198,12 +200,14 @@ static void test_refuses(void **state) {
         {"\"version\":\"1.0\"", "\"version\":\"2.0\"", DG_E_UNSUPPORTED, "version \"2.0\""},
         {"\"version\":\"1.0\"", "\"version\":1", DG_E_FORMAT, "version"},
         {"\"version\":\"1.0\"", "\"version\":\"1.0\",\"version\":\"1.0\"", DG_E_FORMAT, "\"version\" appears twice"},
-        {"\"type\":\"Replace\",\"pattern\":{\"String\":\" \"}", "\"type\":\"NFC\"", DG_E_UNSUPPORTED, "normalizer of type \"NFC\""},
+        {"\"type\":\"Replace\",\"pattern\":{\"String\":\" \"}", "\"type\":\"NFC\"", DG_E_UNSUPPORTED,
+         "normalizer of type \"NFC\""},
         {"\"content\":\"" S "\"}", "\"content\":\"_\"}", DG_E_UNSUPPORTED, "normalizer"},
         {"\"normalizer\"", "\"normalise\"", DG_E_FORMAT, "\"normalizer\" is missing"},
         {"MergedWithPrevious", "Isolated", DG_E_UNSUPPORTED, "pre_tokenizer of type \"Split\""},
         {"\"type\":\"TemplateProcessing\"", "\"type\":\"ByteLevel\"", DG_E_UNSUPPORTED, "post_processor of type \"ByteLevel\""},
-        {"\"single\":[{", "\"single\":[{\"SpecialToken\":{\"id\":\"<bos>\",\"type_id\":0}},{", DG_E_UNSUPPORTED, "post_processor"},
+        {"\"single\":[{", "\"single\":[{\"SpecialToken\":{\"id\":\"<bos>\",\"type_id\":0}},{", DG_E_UNSUPPORTED,
+         "post_processor"},
         {"{\"type\":\"ByteFallback\"},", "", DG_E_UNSUPPORTED, "decoder"},
         {"\"decoder\"", "\"decode\"", DG_E_FORMAT, "\"decoder\" is missing"},
         {"\"type\":\"BPE\"", "\"type\":\"Unigram\"", DG_E_UNSUPPORTED, "model.type = \"Unigram\""},
@@ -222,7 +226,8 @@ static void test_refuses(void **state) {
         {"\"id\":4,", "", DG_E_FORMAT, "an added token needs an id"},
         {"\"id\":4,", "\"id\":-4,", DG_E_FORMAT, "an added token needs an id"},
         {"\"id\":4,", "\"id\":4294967300,", DG_E_FORMAT, "an added token needs an id"},
-        {"\"content\":\"<eos>\"", "\"content\":\"<end>\"", DG_E_FORMAT, "\"<end>\" has id 1, but in the vocabulary it is missing"},
+        {"\"content\":\"<eos>\"", "\"content\":\"<end>\"", DG_E_FORMAT,
+         "\"<end>\" has id 1, but in the vocabulary it is missing"},
         {"\"id\":1,\"content\":\"<eos>\"", "\"id\":0,\"content\":\"<pad>\"", DG_E_FORMAT, "\"<pad>\" appears twice"},
         {"\"content\":\"<eos>\"", "\"content\":\"\"", DG_E_FORMAT, "needs an id and a text"},
         {"\"<0x41>\":", "\"<0y41>\":", DG_E_FORMAT, "lacks the byte token <0x41>"},
@@ -257,10 +262,15 @@ static void test_refuses(void **state) {
         {"\"decoder\":{", "\"decoder\":{\"type\":\"x\",", DG_E_FORMAT, "decoder cannot be read"},
     };
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
-        char *json = edited(edits[i].from, edits[i].to);
-        refuse(json, strlen(json), edits[i].st, edits[i].words);
-        dg_free(json);
+        char *text = edited(edits[i].from, edits[i].to);
+        refuse(text, strlen(text), edits[i].st, edits[i].words);
+        dg_free(text);
     }
+    char long_token[300];
+    snprintf(long_token, sizeof long_token, "\"content\":\"%0257d\"", 0);
+    char *json = edited("\"content\":\"<eos>\"", long_token);
+    refuse(json, strlen(json), DG_E_LIMIT, "added token 1 has 257 bytes");
+    dg_free(json);
     refuse("", 0, DG_E_FORMAT, "unexpected end at byte 0");
     refuse("[]", 2, DG_E_FORMAT, "must be an object");
     refuse("{}", 2, DG_E_FORMAT, "is missing");
@@ -293,9 +303,12 @@ static void test_memory_bounded(void **state) {
     getrusage(RUSAGE_SELF, &before);
     for (int kind = 0; kind < 5; kind++) {
         dg_buf_init(&b, 2 * size);
-        dg_buf_str(&b, kind == 4 ? "{\"added_tokens\":[" : "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"a\":0,\"aa\":1},\"merges\":[");
+        dg_buf_str(&b, kind == 4
+                           ? "{\"added_tokens\":["
+                           : "{\"model\":{\"type\":\"BPE\",\"byte_fallback\":true,\"vocab\":{\"a\":0,\"aa\":1},\"merges\":[");
         while (b.len < size)
-            dg_buf_str(&b, (const char *[]){"\"a a\",", "[[[[", "[\"a\",\"a\"],", "[],", "{\"id\":0,\"content\":\"a\",\"special\":true},"}[kind]);
+            dg_buf_str(&b, (const char *[]){"\"a a\",", "[[[[", "[\"a\",\"a\"],", "[],",
+                                            "{\"id\":0,\"content\":\"a\",\"special\":true},"}[kind]);
         struct dg_tokenizer *t;
         assert_int_not_equal(dg_tokenizer_create(&t, b.data, b.len, NULL), DG_OK);
         dg_buf_deinit(&b);
@@ -346,8 +359,12 @@ static void test_allocation_failures(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_accepts),           cmocka_unit_test(test_accepts_any_order), cmocka_unit_test(test_repeated_merge),
-        cmocka_unit_test(test_refuses),           cmocka_unit_test(test_refuses_cut_files), cmocka_unit_test(test_memory_bounded),
+        cmocka_unit_test(test_accepts),
+        cmocka_unit_test(test_accepts_any_order),
+        cmocka_unit_test(test_repeated_merge),
+        cmocka_unit_test(test_refuses),
+        cmocka_unit_test(test_refuses_cut_files),
+        cmocka_unit_test(test_memory_bounded),
         cmocka_unit_test(test_allocation_failures),
     };
     return cmocka_run_group_tests_name("tokenizer_load", tests, read_tiny, free_tiny);
