@@ -5,6 +5,10 @@
 #include <math.h>
 #include <string.h>
 
+/* The lanes are one or more vector registers of any width and nothing is contracted, so every clone gives the same bits. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
 float dg_ref_dot(const float *a, const float *b, int64_t n) {
     float lane[DG_REF_LANES] = {0};
     int64_t i = 0;

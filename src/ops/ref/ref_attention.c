@@ -14,8 +14,14 @@ static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
         ((uint16_t *)base)[i] = dg_f32_f16(v);
 }
 
-static float kv_get(const void *base, enum dg_dtype t, int64_t i) {
-    return t == DG_F32 ? ((const float *)base)[i] : dg_f16_f32(((const uint16_t *)base)[i]);
+/* n entries from element i on as f32: in place when they are that, else converted into tmp. */
+static const float *kv_get(const void *base, enum dg_dtype t, int64_t i, int32_t n, float *tmp) {
+    if (t == DG_F32)
+        return (const float *)base + i;
+    const uint16_t *h = (const uint16_t *)base + i;
+    for (int32_t c = 0; c < n; c++)
+        tmp[c] = dg_f16_f32(h[c]);
+    return tmp;
 }
 
 struct qkv_job {
@@ -119,9 +125,7 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
     float max = -INFINITY, sum = 0;
     for (int64_t t = lo; t < hi; t++) {
         int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
-        for (int32_t c = 0; c < hd; c++)
-            kv_row[c] = kv_get(kv->k, kv->dtype, at + c);
-        s[t - lo] = dg_ref_dot(q, kv_row, hd);
+        s[t - lo] = dg_ref_dot(q, kv_get(kv->k, kv->dtype, at, hd, kv_row), hd);
         max = s[t - lo] > max ? s[t - lo] : max;
     }
     if (keys < hi - lo)
@@ -137,8 +141,9 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
         float p = s[t - lo] / sum;
         if (p == 0)
             continue;
+        const float *v = kv_get(kv->v, kv->dtype, at, hd, kv_row);
         for (int32_t c = 0; c < hd; c++)
-            y[c] += p * kv_get(kv->v, kv->dtype, at + c);
+            y[c] += p * v[c];
     }
 }
 
