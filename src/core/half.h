@@ -31,8 +31,8 @@ static inline uint16_t dg_f32_bf16(float f) {
 static inline float dg_f16_f32(uint16_t h) {
     uint32_t u = (uint32_t)(h & 0x7fff) << 13;
     float f = dg_bits_f32(u) * 0x1p112f;
-    uint32_t bits = u >= 0x0f800000u ? u | 0x7f800000u : dg_f32_bits(f); /* infinity and NaN keep their payload */
-    return dg_bits_f32(bits | (uint32_t)(h & 0x8000) << 16);
+    uint32_t special = (uint32_t) - (u >= 0x0f800000u) & 0x7f800000u; /* infinity and NaN: exponent all ones, payload kept */
+    return dg_bits_f32(dg_f32_bits(f) | special | (uint32_t)(h & 0x8000) << 16);
 }
 
 static inline uint16_t dg_f32_f16(float f) {

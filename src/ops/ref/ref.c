@@ -1,15 +1,24 @@
 #include "ops/ref/ref.h"
 
+#include "core/half.h"
 #include "core/mem.h"
 
 #include <math.h>
 #include <string.h>
 
-/* The lanes are one or more vector registers of any width and nothing is contracted, so every clone gives the same bits. */
+/* Compiled once per vector width: elements and lanes are independent and nothing is contracted, so every clone gives the same bits. */
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-__attribute__((target_clones("avx512f", "avx2", "default")))
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
 #endif
-float dg_ref_dot(const float *a, const float *b, int64_t n) {
+
+CLONES void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst) {
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = dg_f16_f32(h[i]);
+}
+
+CLONES float dg_ref_dot(const float *a, const float *b, int64_t n) {
     float lane[DG_REF_LANES] = {0};
     int64_t i = 0;
     for (; i + DG_REF_LANES <= n; i += DG_REF_LANES)

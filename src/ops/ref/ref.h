@@ -27,6 +27,7 @@ struct dg_ref {
 
 /* The dot product described above. */
 float dg_ref_dot(const float *a, const float *b, int64_t n);
+void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst); /* n values to f32 */
 float dg_ref_gelu(float x); /* gelu_pytorch_tanh */
 
 void dg_ref_embed(struct dg_backend *, const int32_t *, int32_t, const struct dg_mat *, float, struct dg_plane *);

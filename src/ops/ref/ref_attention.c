@@ -18,9 +18,7 @@ static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
 static const float *kv_get(const void *base, enum dg_dtype t, int64_t i, int32_t n, float *tmp) {
     if (t == DG_F32)
         return (const float *)base + i;
-    const uint16_t *h = (const uint16_t *)base + i;
-    for (int32_t c = 0; c < n; c++)
-        tmp[c] = dg_f16_f32(h[c]);
+    dg_ref_load_f16((const uint16_t *)base + i, n, tmp);
     return tmp;
 }
 
