@@ -1,7 +1,6 @@
 #include "pack/dtype.h"
 
 #include <string.h>
-#include <strings.h>
 
 static const struct dg_dtype_info dtypes[] = {
     {"BF16", 16, DG_FMT_BF16},     {"F16", 16, DG_FMT_F16},       {"F32", 32, DG_FMT_F32},       {"BOOL", 8, DG_FMT_COUNT},
@@ -13,7 +12,7 @@ static const struct dg_dtype_info dtypes[] = {
 
 const struct dg_dtype_info *dg_dtype_find(const char *name, size_t n) {
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
-        if (strlen(dtypes[i].name) == n && strncasecmp(dtypes[i].name, name, n) == 0)
+        if (strlen(dtypes[i].name) == n && memcmp(dtypes[i].name, name, n) == 0)
             return &dtypes[i];
     return NULL;
 }

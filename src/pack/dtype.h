@@ -10,7 +10,7 @@ struct dg_dtype_info {
     enum dg_format kind; /* DG_FMT_COUNT: no weight of ours has it */
 };
 
-/* The row of that name, whatever its case; NULL = unknown. Static storage. */
+/* The row of that very name; NULL = unknown. Static storage. */
 const struct dg_dtype_info *dg_dtype_find(const char *name, size_t n);
 
 #endif

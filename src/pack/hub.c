@@ -90,7 +90,8 @@ static bool pick_snapshot(const char *repo, char best[PATH_BYTES], struct dg_err
         if (e->d_name[0] == '.' || !joined(path, snapshots, e->d_name) || stat(path, &sb) != 0 || !S_ISDIR(sb.st_mode))
             continue;
         seen++;
-        bool newer = sb.st_mtim.tv_sec > newest.tv_sec || (sb.st_mtim.tv_sec == newest.tv_sec && sb.st_mtim.tv_nsec > newest.tv_nsec);
+        bool newer =
+            sb.st_mtim.tv_sec > newest.tv_sec || (sb.st_mtim.tv_sec == newest.tv_sec && sb.st_mtim.tv_nsec > newest.tv_nsec);
         if ((found && !newer) || !is_complete(path, why))
             continue;
         found = true;
@@ -153,8 +154,8 @@ static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_err
                      why.code != DG_OK ? dg_error_text(&why) : "there is none", id);
     else
         st = DG_FAIL(err, DG_E_ARG, "%s is neither a folder nor in the Hugging Face cache (%s%s%s%s%s); run: hf download %s", id,
-                     n_roots > 0 ? root[0] : "no cache folder: HOME is not set", n_roots > 1 ? ", " : "", n_roots > 1 ? root[1] : "",
-                     n_roots > 2 ? ", " : "", n_roots > 2 ? root[2] : "", id);
+                     n_roots > 0 ? root[0] : "no cache folder: HOME is not set", n_roots > 1 ? ", " : "",
+                     n_roots > 1 ? root[1] : "", n_roots > 2 ? ", " : "", n_roots > 2 ? root[2] : "", id);
     dg_error_clear(&why);
     return st;
 }
@@ -168,9 +169,11 @@ static enum dg_status explain_file(const char *arg, struct dg_error *err) {
         close(fd);
     struct dg_clip c = dg_clip(arg, strlen(arg));
     if (got == 4 && memcmp(magic, "GGUF", 4) == 0)
-        return DG_FAIL(err, DG_E_ARG,
-                       "%s is a GGUF file; this engine reads safetensors checkpoints: hf download google/diffusiongemma-26B-A4B-it", c.s);
-    return DG_FAIL(err, DG_E_ARG, "%s is a file; give the folder that holds config.json and the weights, or a repo id (org/name)", c.s);
+        return DG_FAIL(
+            err, DG_E_ARG,
+            "%s is a GGUF file; this engine reads safetensors checkpoints: hf download google/diffusiongemma-26B-A4B-it", c.s);
+    return DG_FAIL(err, DG_E_ARG, "%s is a file; give the folder that holds config.json and the weights, or a repo id (org/name)",
+                   c.s);
 }
 
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) {

@@ -160,7 +160,10 @@ static void e_name(struct reader *rd, void *o) {
 static void e_kind(struct reader *rd, void *o) { ((struct entry *)o)->kind = read_text(rd, "kind", 64); }
 static void e_dtype(struct reader *rd, void *o) {
     const char *s = read_text(rd, "dtype", 64);
-    const struct dg_dtype_info *d = s ? dg_dtype_find(s, strlen(s)) : NULL;
+    char upper[64] = "";
+    for (size_t i = 0; s && s[i] && i + 1 < sizeof upper; i++)
+        upper[i] = (char)(s[i] >= 'a' && s[i] <= 'z' ? s[i] - 32 : s[i]);
+    const struct dg_dtype_info *d = dg_dtype_find(upper, strlen(upper));
     ((struct entry *)o)->t.dtype = d ? d->name : "";
 }
 static void e_offset(struct reader *rd, void *o) { (void)read_u64(rd, "offset", &((struct entry *)o)->t.offset); }
