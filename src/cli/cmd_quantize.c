@@ -5,12 +5,11 @@
 #include "convert/quantize.h"
 
 #include <stdio.h>
-#include <string.h>
 
 struct options {
     struct dg_model_args model;
-    const char *out, *profile, *codes, *repo, *revision;
-    struct dg_arg_list set;
+    const char *out, *profile, *repo, *revision;
+    struct dg_arg_list set, codes;
     int64_t threads;
     bool overlay, vision, quiet;
 };
@@ -19,12 +18,8 @@ static enum dg_status policy(const struct options *o, struct dg_policy *p, struc
     DG_TRY(dg_policy_init(p, o->profile, err));
     for (int i = 0; i < o->set.n; i++)
         DG_TRY(dg_policy_set(p, o->set.v[i], err));
-    if (o->codes) {
-        for (p->codes = DG_CODES_PLAIN; p->codes <= DG_CODES_FIT && strcmp(o->codes, dg_codes_name((enum dg_codes)p->codes)) != 0;)
-            p->codes++;
-        if (p->codes > DG_CODES_FIT)
-            return DG_FAIL(err, DG_E_ARG, "--codes %s: plain or fit", o->codes);
-    }
+    for (int i = 0; i < o->codes.n; i++)
+        DG_TRY(dg_policy_set_codes(p, o->codes.v[i], err));
     return dg_policy_check(p, err);
 }
 
@@ -65,7 +60,7 @@ int dg_cmd_quantize(int argc, char **argv) {
         {"vision", 0, DG_ARG_FLAG, &o.vision, 0, 0, NULL, "take the vision tower along"},
         {"hf-repo", 0, DG_ARG_STR, &o.repo, 0, 0, "ORG/NAME", "base model of an overlay (default: from the cache folder's name)"},
         {"hf-revision", 0, DG_ARG_STR, &o.revision, 0, 0, "REV", "its revision"},
-        {"codes", 0, DG_ARG_STR, &o.codes, 0, 0, "HOW", "how codes are chosen: plain or fit (default: the better one of each class)"},
+        {"codes", 0, DG_ARG_LIST, &o.codes, 0, 0, "[CLASS=]HOW", "how codes are chosen: plain or fit (default: the better one of each class)"},
         {"threads", 't', DG_ARG_INT, &o.threads, 0, 256, "N", "CPU threads (default: all)"},
         {"quiet", 'q', DG_ARG_FLAG, &o.quiet, 0, 0, NULL, "no progress"},
     };

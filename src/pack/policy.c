@@ -55,7 +55,9 @@ enum dg_status dg_policy_init(struct dg_policy *p, const char *profile, struct d
         {"nvfp4", "nvfp4", DG_FMT_NVFP4_BLOCK, DG_FMT_NVFP4_BLOCK},
         {"nvfp4x", "q4", DG_FMT_Q4_BLOCK, RAW},
     };
-    *p = (struct dg_policy){.codes = -1};
+    memset(p, 0, sizeof *p);
+    for (int i = 0; i < DG_CLASS_COUNT; i++)
+        p->codes[i] = -1;
     if (strcmp(profile, "q5") == 0)
         return DG_FAIL(err, DG_E_ARG, "profile q5 has no format of its own (packs that name it hold q4 blocks): use q4 or q6");
     for (size_t i = 0; i < N_OF(profiles); i++) {
@@ -69,6 +71,26 @@ enum dg_status dg_policy_init(struct dg_policy *p, const char *profile, struct d
         return strcmp(profile, "nvfp4x") == 0 ? dg_policy_set(p, "experts=nvfp4", err) : DG_OK;
     }
     return DG_FAIL(err, DG_E_ARG, "profile %s: one of q4, q6, nvfp4, nvfp4x", dg_clip(profile, strlen(profile)).s);
+}
+
+/* Whether the n characters at s name class i; "experts" names both stacks. */
+static bool names_class(const char *s, size_t n, int i) {
+    static const char *const experts = "experts";
+    if (n == strlen(experts) && memcmp(s, experts, n) == 0)
+        return i == DG_CLASS_GATE_UP || i == DG_CLASS_DOWN;
+    return strlen(classes[i].name) == n && memcmp(classes[i].name, s, n) == 0;
+}
+
+enum dg_status dg_policy_set_codes(struct dg_policy *p, const char *rule, struct dg_error *err) {
+    const char *eq = strchr(rule, '='), *how = eq ? eq + 1 : rule;
+    bool found = false;
+    int codes = strcmp(how, dg_codes_name(DG_CODES_PLAIN)) == 0 ? DG_CODES_PLAIN : strcmp(how, dg_codes_name(DG_CODES_FIT)) == 0 ? DG_CODES_FIT : -1;
+    for (int i = 0; i < DG_CLASS_COUNT && codes >= 0; i++)
+        if (!eq || names_class(rule, (size_t)(eq - rule), i)) {
+            p->codes[i] = codes;
+            found = true;
+        }
+    return found ? DG_OK : DG_FAIL(err, DG_E_ARG, "--codes %s: give plain or fit, or CLASS=plain or CLASS=fit", dg_clip(rule, strlen(rule)).s);
 }
 
 enum dg_status dg_policy_set(struct dg_policy *p, const char *rule, struct dg_error *err) {
@@ -86,10 +108,9 @@ enum dg_status dg_policy_set(struct dg_policy *p, const char *rule, struct dg_er
             fmt = formats[i].format;
     if (fmt == DG_FMT_BF16)
         return DG_FAIL(err, DG_E_ARG, "--set %s: the format is one of raw, q4, q6, q8, nvfp4", c.s);
-    bool both = n == strlen("experts") && memcmp(rule, "experts", n) == 0, found = both;
+    bool found = false;
     for (int i = 0; i < DG_CLASS_COUNT; i++) {
-        bool hit = both ? i == DG_CLASS_GATE_UP || i == DG_CLASS_DOWN : strlen(classes[i].name) == n && memcmp(classes[i].name, rule, n) == 0;
-        if (!hit)
+        if (!names_class(rule, n, i))
             continue;
         found = true;
         if (!(classes[i].formats & BIT(fmt)))
@@ -151,8 +172,8 @@ enum dg_format dg_policy_format(const struct dg_policy *p, const char *name, siz
 }
 
 enum dg_codes dg_policy_codes(const struct dg_policy *p, enum dg_class c, enum dg_format fmt) {
-    (void)c, (void)fmt;
-    return p->codes >= 0 ? (enum dg_codes)p->codes : DG_CODES_FIT;
+    (void)fmt;
+    return p->codes[c] >= 0 ? (enum dg_codes)p->codes[c] : DG_CODES_FIT;
 }
 
 void dg_policy_check_shape(struct dg_faults *f, const char *name, size_t n, enum dg_format fmt, int rank, const int64_t *shape) {

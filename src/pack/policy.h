@@ -22,13 +22,15 @@ struct dg_policy {
     const char *profile; /* as the manifest has it: a literal */
     enum dg_format format[DG_CLASS_COUNT];
     bool set[DG_CLASS_COUNT]; /* by --set */
-    int codes; /* enum dg_codes for all tensors, -1 = the default of each class and format */
+    int codes[DG_CLASS_COUNT]; /* enum dg_codes, or -1: the default of class and format */
 };
 
 /* The rules of q4, q6, nvfp4 or nvfp4x, which is q4 with experts=nvfp4. Errors: DG_E_ARG, for q5 with the reason. */
 enum dg_status dg_policy_init(struct dg_policy *p, const char *profile, struct dg_error *err) DG_MUST_CHECK;
 /* Applies one CLASS=FORMAT. Errors: DG_E_ARG: unknown or locked class, a format that the class does not take; the message says why. */
 enum dg_status dg_policy_set(struct dg_policy *p, const char *rule, struct dg_error *err) DG_MUST_CHECK;
+/* Applies one HOW or CLASS=HOW, HOW being plain or fit. Errors: DG_E_ARG. */
+enum dg_status dg_policy_set_codes(struct dg_policy *p, const char *rule, struct dg_error *err) DG_MUST_CHECK;
 /* To be called after the last dg_policy_set: both expert stacks must have one format. */
 enum dg_status dg_policy_check(const struct dg_policy *p, struct dg_error *err) DG_MUST_CHECK;
 
