@@ -13,6 +13,7 @@ static const struct dg_command commands[] = {
     {"step-parity", "[-m MODEL] -p PROMPT [options]", "Run one denoise step on the scalar oracle and on another path and compare them layer by layer.",
      dg_cmd_step_parity},
     {"quantize", "-m MODEL -o FOLDER --profile NAME [options]", "Make a quantised pack from a checkpoint.", dg_cmd_quantize},
+    {"repack", "-m PACK -o FOLDER --overlay | --monolithic [options]", "Turn a pack into one that refers to its checkpoint, or back.", dg_cmd_repack},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 

@@ -103,8 +103,13 @@ static enum dg_status stream_blob(struct dg_manifest *m, struct dg_stream_item *
     n = 0;
     for (size_t i = 0; i < m->n_tensors && st == DG_OK; i++)
         if (m->tensor[i].source != DG_SOURCE_EXTERNAL) {
-            m->tensor[i].hashed = true;
-            m->tensor[i].xxh3 = run[n++].xxh3;
+            struct dg_manifest_tensor *t = &m->tensor[i];
+            uint64_t xxh3 = run[n++].xxh3;
+            if (t->hashed && t->xxh3 != xxh3)
+                st = DG_FAIL(err, DG_E_FORMAT, "%s: its bytes are not those its checksum was made from: the pack or its base model is damaged",
+                             dg_clip(t->name, strlen(t->name)).s);
+            t->hashed = true;
+            t->xxh3 = xxh3;
         }
     dg_free(run);
     return st;

@@ -16,7 +16,8 @@ void dg_pack_place(struct dg_manifest *m);
 void dg_pack_place_local(struct dg_manifest *m);
 
 /* Writes the blob, the hashes into the manifest, and the manifest itself, which comes last. items[i] says how the bytes of tensor i are
- * come by; name, bytes and destination are filled in here, and items of external tensors are not used. Errors: as dg_stream_run. */
+ * come by; name, bytes and destination are filled in here, and items of external tensors are not used. A tensor that has a hash already must
+ * turn out to have it (DG_E_FORMAT). Other errors: as dg_stream_run. */
 enum dg_status dg_pack_write(struct dg_outdir *d, struct dg_manifest *m, struct dg_stream_item *items, const struct dg_stream_opts *opts,
                              struct dg_error *err) DG_MUST_CHECK;
 
