@@ -14,6 +14,8 @@ static const struct dg_command commands[] = {
      dg_cmd_step_parity},
     {"quantize", "-m MODEL -o FOLDER --profile NAME [options]", "Make a quantised pack from a checkpoint.", dg_cmd_quantize},
     {"repack", "-m PACK -o FOLDER --overlay | --monolithic [options]", "Turn a pack into one that refers to its checkpoint, or back.", dg_cmd_repack},
+    {"verify", "-m PACK [--source MODEL] [options]", "Check a pack; with its checkpoint, report the error of every tensor.", dg_cmd_verify},
+    {"manifest", "-m PACK [--tensors | --json]", "Say what a pack holds and where.", dg_cmd_manifest},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 
