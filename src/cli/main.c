@@ -16,6 +16,7 @@ static const struct dg_command commands[] = {
     {"repack", "-m PACK -o FOLDER --overlay | --monolithic [options]", "Turn a pack into one that refers to its checkpoint, or back.", dg_cmd_repack},
     {"verify", "-m PACK [--source MODEL] [options]", "Check a pack; with its checkpoint, report the error of every tensor.", dg_cmd_verify},
     {"manifest", "-m PACK [--tensors | --json]", "Say what a pack holds and where.", dg_cmd_manifest},
+    {"synth", "--shape SHAPE -o FOLDER [options]", "Make a model of random weights, for benchmarks and tests.", dg_cmd_synth},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 

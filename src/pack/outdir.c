@@ -120,30 +120,26 @@ enum dg_status dg_outdir_put(struct dg_outdir *d, const char *name, const void *
     return dg_outdir_finish(&fd, path, err);
 }
 
-enum dg_status dg_outdir_copy(struct dg_outdir *d, const char *dir, const char *name, bool *copied, struct dg_error *err) {
-    char path[DG_OUTDIR_PATH];
+enum dg_status dg_outdir_copy_as(struct dg_outdir *d, const char *path, const char *name, struct dg_error *err) {
     struct dg_map map;
-    struct stat sb;
-    if (copied)
-        *copied = false;
-    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
-        return DG_FAIL(err, DG_E_LIMIT, "path too long");
-    if (stat(path, &sb) != 0)
-        return DG_OK;
     DG_TRY(dg_map_open(&map, path, err));
     enum dg_status st = map.size > SIDECAR_MAX ? DG_FAIL(err, DG_E_LIMIT, "%s is larger than 64 MiB", path)
                                                : dg_outdir_put(d, name, map.data, map.size, err);
     dg_map_close(&map);
-    if (copied)
-        *copied = st == DG_OK;
     return st;
 }
 
 enum dg_status dg_outdir_copy_sidecars(struct dg_outdir *d, const char *dir, struct dg_error *err) {
     static const char *const names[] = {"config.json",           "generation_config.json", "tokenizer.json",          "tokenizer_config.json",
                                         "special_tokens_map.json", "chat_template.jinja",  "preprocessor_config.json", "processor_config.json"};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        DG_TRY(dg_outdir_copy(d, dir, names[i], NULL, err));
+    char path[DG_OUTDIR_PATH];
+    struct stat sb;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (snprintf(path, sizeof path, "%s/%s", dir, names[i]) >= (int)sizeof path)
+            return DG_FAIL(err, DG_E_LIMIT, "path too long");
+        if (stat(path, &sb) == 0)
+            DG_TRY(dg_outdir_copy_as(d, path, names[i], err));
+    }
     return DG_OK;
 }
 

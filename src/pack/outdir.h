@@ -24,8 +24,8 @@ enum dg_status dg_outdir_create(struct dg_outdir *d, const char *name, uint64_t 
 enum dg_status dg_outdir_finish(int *fd, const char *path, struct dg_error *err) DG_MUST_CHECK;
 /* A whole small file. */
 enum dg_status dg_outdir_put(struct dg_outdir *d, const char *name, const void *data, size_t n, struct dg_error *err) DG_MUST_CHECK;
-/* Copies DIR/name; an absent file is no error, and copied (may be NULL) is false. At most 64 MiB. */
-enum dg_status dg_outdir_copy(struct dg_outdir *d, const char *dir, const char *name, bool *copied, struct dg_error *err) DG_MUST_CHECK;
+/* Copies a file of at most 64 MiB. */
+enum dg_status dg_outdir_copy_as(struct dg_outdir *d, const char *path, const char *name, struct dg_error *err) DG_MUST_CHECK;
 /* The files beside the weights that a model folder needs: configuration, tokenizer and the like, as far as dir has them. */
 enum dg_status dg_outdir_copy_sidecars(struct dg_outdir *d, const char *dir, struct dg_error *err) DG_MUST_CHECK;
 /* Syncs and renames to OUT; the record is closed then. On an error it stays open. */
