@@ -13,9 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PATH_BYTES 4096
+#define PATH_BYTES DG_HUB_PATH
 #define SNAPSHOTS_MAX 1000
-#define ROOTS_MAX 3
 
 /* "org/name" of the characters the hub allows. */
 static bool is_repo_id(const char *s) {
@@ -102,8 +101,7 @@ static bool pick_snapshot(const char *repo, char best[PATH_BYTES], struct dg_err
     return found;
 }
 
-/* Cache roots in search order. */
-static int list_roots(char root[ROOTS_MAX][PATH_BYTES]) {
+int dg_hub_roots(char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH]) {
     int n = 0;
     static const char *const vars[] = {"DGQ_HF_HOME", "HF_HOME"};
     for (size_t i = 0; i < sizeof vars / sizeof *vars; i++) {
@@ -118,8 +116,8 @@ static int list_roots(char root[ROOTS_MAX][PATH_BYTES]) {
 }
 
 bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t n) {
-    char root[ROOTS_MAX][PATH_BYTES];
-    int n_roots = list_roots(root), org = (int)strcspn(repo, "/");
+    char root[DG_HUB_ROOTS_MAX][PATH_BYTES];
+    int n_roots = dg_hub_roots(root), org = (int)strcspn(repo, "/");
     size_t n_rev = strspn(revision, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_.");
     if (!is_repo_id(repo) || n_rev == 0 || revision[n_rev] || revision[0] == '.')
         return false;
@@ -132,8 +130,8 @@ bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t 
 }
 
 static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_error *err) {
-    char root[ROOTS_MAX][PATH_BYTES], name[256], best[PATH_BYTES], repo[PATH_BYTES];
-    int n_roots = list_roots(root), org = (int)strcspn(id, "/");
+    char root[DG_HUB_ROOTS_MAX][PATH_BYTES], name[256], best[PATH_BYTES], repo[PATH_BYTES];
+    int n_roots = dg_hub_roots(root), org = (int)strcspn(id, "/");
     struct dg_error why = {0};
     bool found = false, cached = false;
     for (int i = 0; i < n_roots && !found; i++)
