@@ -36,6 +36,7 @@ static int fail(struct dg_error *err) {
 }
 
 static double ask_once(void) {
+    fflush(NULL); /* or the child would print what is buffered again */
     double t = now();
     pid_t p = fork();
     if (p == 0) {

@@ -8,5 +8,5 @@ case $build in /*) ;; *) build=$root/$build ;; esac
 cd "$root"
 echo "what,figure,unit,command"
 for b in "$build"/bench/*; do
-    [ -x "$b" ] && [ ! -d "$b" ] && case $b in *.d | *.o) ;; *) "$b" ;; esac
+    if [ -x "$b" ] && [ -f "$b" ]; then "$b"; fi
 done
