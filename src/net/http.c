@@ -13,6 +13,8 @@
 
 #define SLOW_BYTES_PER_S 1000L
 #define TOKEN_MAX 1024
+#define HEADERS_MAX ((size_t)256 << 10) /* bytes of all headers of one call */
+#define JUNK_MAX ((size_t)1 << 20)      /* bytes read of a body that nobody wants, so that the connection can be used again */
 
 struct dg_http {
     CURL *curl;
@@ -28,6 +30,7 @@ struct dg_http {
     int hop;
     bool told;    /* head was called for this hop */
     bool refused; /* a callback of the caller said no */
+    size_t n_headers, n_junk;
     char curl_error[CURL_ERROR_SIZE];
 };
 
@@ -174,6 +177,8 @@ static size_t on_header(char *line, size_t size, size_t count, void *arg) {
     struct dg_http_reply *r = h->reply;
     size_t n = size * count, len;
     const char *v;
+    if ((h->n_headers += n) > HEADERS_MAX)
+        return 0;
     if (n > 5 && strncasecmp(line, "HTTP/", 5) == 0) { /* a new answer, after a 1xx one or a proxy's */
         r->html = r->encoded = false;
         r->length = r->first = r->last = r->total = r->retry_after_s = -1;
@@ -210,7 +215,7 @@ static size_t on_body(char *data, size_t size, size_t count, void *arg) {
     if (curl_easy_getinfo(h->curl, CURLINFO_RESPONSE_CODE, &status) != CURLE_OK)
         return CURL_WRITEFUNC_ERROR;
     if (status < 200 || status > 299)
-        return n;
+        return (h->n_junk += n) > JUNK_MAX ? CURL_WRITEFUNC_ERROR : n;
     if (!h->told) {
         h->told = true;
         h->reply->status = status;
@@ -333,6 +338,7 @@ static enum dg_status explain(struct dg_http *h, CURLcode rc, enum dg_http_fault
     case CURLE_GOT_NOTHING: return DG_FAIL(err, DG_E_IO, "%s cut the connection", host);
     case CURLE_URL_MALFORMAT:
     case CURLE_UNSUPPORTED_PROTOCOL: *fault = DG_HTTP_FATAL; return DG_FAIL(err, DG_E_IO, "%s: not an http or https address", host);
+    case CURLE_WRITE_ERROR: return DG_FAIL(err, DG_E_IO, "%s sends more than an answer may hold", host);
     default: return DG_FAIL(err, DG_E_IO, "%s: %s", host, curl_easy_strerror(rc));
     }
 }
@@ -373,6 +379,7 @@ enum dg_status dg_http_get(struct dg_http *h, const char *url, int64_t first, in
     h->head = head;
     h->body = body;
     h->arg = arg;
+    h->n_headers = h->n_junk = 0;
     *fault = DG_HTTP_FATAL;
     if (snprintf(now, sizeof now, "%s", url) >= (int)sizeof now || !dg_http_origin(now, start, sizeof start))
         return DG_FAIL(err, DG_E_ARG, "%s is no http or https address", dg_clip(url, strcspn(url, "?")).s);
