@@ -43,6 +43,22 @@ static void format_time(char dst[32], double s) {
         snprintf(dst, 32, "%d s", (int)(s + 0.5));
 }
 
+/* 1234567 -> "1.2 MB" */
+struct amount {
+    char s[24];
+};
+static struct amount amount(double bytes) {
+    static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
+    struct amount a;
+    size_t u = 0;
+    while (bytes >= 1000 && u + 1 < sizeof units / sizeof *units) {
+        bytes /= 1000;
+        u++;
+    }
+    snprintf(a.s, sizeof a.s, u < 3 ? "%.0f %s" : "%.2f %s", bytes, units[u]);
+    return a;
+}
+
 /* Smoothed over about five seconds, so that it neither jumps nor lies for long. */
 static void update_rate(struct view *v, const struct dg_download_progress *p, double now) {
     double dt = now - v->last_time;
@@ -65,7 +81,7 @@ static void on_progress(void *arg, const struct dg_download_progress *p) {
         fprintf(stderr, "diffgemma download: %s\n", p->note);
         v->n_notes = p->n_notes;
     }
-    if (!v->terminal && now - v->last_line < LINE_EVERY_S)
+    if (p->files == 0 || (!v->terminal && now - v->last_line < LINE_EVERY_S))
         return;
     char left[32], checking[48] = "";
     format_time(left, v->rate > 1 ? (double)(p->bytes - p->bytes_done) / v->rate : -1);
@@ -73,7 +89,7 @@ static void on_progress(void *arg, const struct dg_download_progress *p) {
         snprintf(checking, sizeof checking, ", checking %zu", p->checking);
     if (v->terminal)
         fputs("\r\033[K", stderr);
-    fprintf(stderr, "%.2f of %.2f GB (%.0f %%), %.1f MB/s, %s left, %zu of %zu files%s%s", (double)p->bytes_done / 1e9, (double)p->bytes / 1e9,
+    fprintf(stderr, "%s of %s (%.0f %%), %.1f MB/s, %s left, %zu of %zu files%s%s", amount((double)p->bytes_done).s, amount((double)p->bytes).s,
             p->bytes ? 100.0 * (double)p->bytes_done / (double)p->bytes : 100.0, v->rate / 1e6, left, p->files_done, p->files, checking,
             v->terminal ? "" : "\n");
     fflush(stderr);
@@ -83,11 +99,11 @@ static void on_progress(void *arg, const struct dg_download_progress *p) {
 
 static void print_result(const struct dg_download_opts *o, const struct dg_download_result *r, double s) {
     if (r->already) {
-        printf("%s at %.12s: already complete, %zu files, %.2f GB, in %s\n", o->repo, r->commit, r->files, (double)r->bytes / 1e9, r->dir);
+        printf("%s at %.12s: already complete, %zu files, %s, in %s\n", o->repo, r->commit, r->files, amount((double)r->bytes).s, r->dir);
         return;
     }
-    printf("%s at %.12s: %zu files, %.2f GB, hashes checked; fetched %.2f GB in %.1f s (%.1f MB/s), %u retries; in %s\n", o->repo, r->commit, r->files,
-           (double)r->bytes / 1e9, (double)r->bytes_fetched / 1e9, s, s > 0 ? (double)r->bytes_fetched / 1e6 / s : 0.0, r->retries, r->dir);
+    printf("%s at %.12s: %zu files, %s, hashes checked; fetched %s in %.1f s (%.1f MB/s), %u retries; in %s\n", o->repo, r->commit, r->files,
+           amount((double)r->bytes).s, amount((double)r->bytes_fetched).s, s, s > 0 ? (double)r->bytes_fetched / 1e6 / s : 0.0, r->retries, r->dir);
 }
 
 int dg_cmd_download(int argc, char **argv) {
@@ -111,11 +127,13 @@ int dg_cmd_download(int argc, char **argv) {
     o.retries = (int)retries;
     o.timeout_s = (long)timeout;
     o.chunk = (uint64_t)chunk << 20;
-    v.last_time = v.start;
+    v.last_time = v.last_line = v.start;
     struct sigaction sa = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
     sigaction(SIGINT, &sa, NULL);
     sigaction(SIGTERM, &sa, NULL);
-    sigaction(SIGHUP, &sa, NULL);
+    struct sigaction hup;
+    if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN) /* under nohup it goes on */
+        sigaction(SIGHUP, &sa, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is a failed write, reported as such */
     struct dg_download_result r;
     struct dg_error err = {0};
@@ -125,8 +143,8 @@ int dg_cmd_download(int argc, char **argv) {
         print_result(&o, &r, dg_now() - v.start);
     else if (st == DG_E_CANCELLED) {
         dg_error_clear(&err);
-        fprintf(stderr, "diffgemma download: interrupted with %.2f of %.2f GB there; the same command goes on where it was\n", (double)v.p.bytes_done / 1e9,
-                (double)v.p.bytes / 1e9);
+        fprintf(stderr, "diffgemma download: interrupted with %s of %s there; the same command goes on where it was\n", amount((double)v.p.bytes_done).s,
+                amount((double)v.p.bytes).s);
         status = DG_EXIT_INTERRUPTED;
     } else
         status = dg_cli_fail("download", &err);

@@ -454,7 +454,7 @@ static void *worker(void *arg) {
 
 /* ---- the call ---- */
 
-static void report(struct dl *d) {
+void dl_report(struct dl *d) {
     struct dg_download_progress p = {.files = d->n_files, .note = ""};
     char note[sizeof d->note];
     if (!d->o->progress)
@@ -546,7 +546,7 @@ static enum dg_status supervise(struct dl *d, struct dg_error *err) {
         if (save)
             saved = dl_now();
         if (!running || dl_now() - reported >= REPORT_EVERY_S) {
-            report(d);
+            dl_report(d);
             reported = dl_now();
         }
     }

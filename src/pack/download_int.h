@@ -76,6 +76,8 @@ enum dg_status dl_path(char dst[DL_PATH], const char *dir, const char *name, con
 bool dl_is_model_file(const char *name);
 /* Waits up to s seconds, less when the call is to end; false then. */
 bool dl_sleep(struct dl *d, double s);
+/* Calls the caller's progress function, if there is one. From the calling thread only. */
+void dl_report(struct dl *d);
 /* Sets the note; d->lock is held. */
 void dl_note(struct dl *d, const char *fmt, ...) DG_PRINTF(2, 3);
 /* How long to wait before try number n (0 = the first repetition); asked: what the server asked for, -1 = nothing. */

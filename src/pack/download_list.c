@@ -230,6 +230,7 @@ enum dg_status dl_list(struct dl *d, struct dg_error *err) {
         d->n_retries++;
         dl_note(d, "file list: %s; again in %.1f s", dg_error_text(err), wait);
         pthread_mutex_unlock(&d->lock);
+        dl_report(d);
         if (!dl_sleep(d, wait)) {
             st = DG_FAIL(err, DG_E_CANCELLED, "interrupted");
             break;
