@@ -346,8 +346,13 @@ static bool fetch_chunk(struct dl *d, struct dg_http *h, struct dl_file *f, uint
             break;
         }
         if (v == V_RETRY) {
+            bool beyond = j.pos == j.end; /* more came than was asked for: who knows which part of it was meant */
+            pthread_mutex_lock(&d->lock);
+            if (beyond)
+                f->have[chunk] = 0;
+            pthread_mutex_unlock(&d->lock);
             /* a stream that starts over each time gains nothing, however far it came */
-            n_failed = !whole && j.pos - from >= PROGRESS_MIN ? 0 : n_failed + 1;
+            n_failed = !whole && !beyond && j.pos - from >= PROGRESS_MIN ? 0 : n_failed + 1;
             if ((good = wait_retry(&j, &r, n_failed)))
                 continue;
         } else

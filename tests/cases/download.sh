@@ -176,7 +176,7 @@ HF_ENDPOINT=https://127.0.0.1:$port fails "no TLS on the other side" 'secure con
 HF_ENDPOINT=http://no-such-host.invalid fails "a name that does not resolve" 'cannot find the address' t/ok-6
 HF_ENDPOINT=http://127.0.0.1:1 fails "a closed port" 'cannot connect' t/ok-7
 HF_ENDPOINT=ftp://127.0.0.1 fails "an endpoint that is no web address" 'HF_ENDPOINT' t/ok-8
-[ -z "$(find "$work/out" -maxdepth 1 -name 't_list4*')" ] && ok "a failed list leaves no folder" || bad "a failed list leaves a folder"
+[ -z "$(find "$work/out" -maxdepth 1 -name 't_list40*')" ] && ok "a failed list leaves no folder" || bad "a failed list leaves a folder"
 (
     trap '' XFSZ
     ulimit -f 4096
