@@ -348,6 +348,8 @@ static enum dg_status check_model(struct dl *d, struct dg_error *err) {
     DG_TRY(dg_store_open(&s, err));
     enum dg_status st = dg_checkpoint_add(s, d->part, NULL, err);
     dg_store_close(s);
+    if (st != DG_OK)
+        dg_error_prefix(err, "%s arrived as the hub lists it, but cannot be read", d->o->repo);
     return st;
 }
 

@@ -139,7 +139,8 @@ grep -q 'wrong hash; fetching it again' "$work/err" && ok "and it was noticed" |
 
 # what does not pass
 fails "a wrong byte, always" 'wrong SHA-256, twice' t/bad
-[ ! -e "$dir.part/model-00001-of-00003.safetensors.part" ] && ok "the wrong file is gone" || bad "the wrong file is still there"
+wrong=$(sed -n 's/^diffgemma download: \(.*\) has the wrong SHA-256, twice.*/\1/p' "$work/err")
+[ -n "$wrong" ] && [ ! -e "$dir.part/$wrong.part" ] && ok "the wrong file is gone" || bad "the wrong file is still there"
 fails "a wrong small file" 'wrong hash, twice' t/badsmall
 fails "an ETag that keeps changing" 'ETag differs' t/etagx
 fails "another SHA-256 than listed" 'ETag differs' t/linked
