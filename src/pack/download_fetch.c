@@ -387,6 +387,7 @@ static bool check_file(struct dl *d, struct dl_file *f) {
         f->reset = true;
         dl_note(d, "%s: wrong hash; fetching it again", f->name);
     } else if (st == DG_OK) {
+        atomic_store(&d->halt, true); /* before the lock is let go: another job would begin the file again */
         f->reset = true;
         close(f->fd);
         f->fd = -1;
