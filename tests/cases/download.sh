@@ -187,23 +187,33 @@ HF_ENDPOINT=ftp://127.0.0.1 fails "an endpoint that is no web address" 'HF_ENDPO
 grep -q 'no room left' "$work/err" && [ "$(cat "$work/status")" -eq 1 ] && [ ! -e "$work/out/t_ok-20" ] && ok "a disk that is full half-way" || bad "disk full"
 succeeds "and goes on when there is room" t/ok-20
 
-# interruptions
+# interruptions, at moments that are waited for, not guessed
+until_more() { # N COMMAND: until the command prints more than N, 10 s at most
+    limit=$1
+    shift
+    for _ in $(seq 200); do
+        now=$("$@" 2>/dev/null)
+        [ "${now:-0}" -gt "$limit" ] && return
+        sleep 0.05
+    done
+}
+bytes() { wc -c <"$1"; }
 fetched() { grep -c "/t/$1/resolve/.*safetensors range" "$work/requests"; }
 "$dg" download t/slow-2 -o "$work/out/t_slow-2" --chunk 1 --jobs 2 >"$work/log" 2>"$work/err" &
 pid=$!
-sleep 1
+until_more 5 fetched slow-2
 kill -INT $pid
 wait $pid
 status=$?
 [ $status -eq 130 ] && grep -q 'goes on where it was' "$work/err" && [ ! -e "$work/out/t_slow-2" ] && ok "a signal ends it with 130" || bad "signal: status $status"
 a=$(fetched slow-2)
-"$dg" download t/slow-2 -o "$work/out/t_slow-2" --chunk 1 --jobs 2 >"$work/log" 2>"$work/err" &
+"$dg" download t/slow-2 -o "$work/out/t_slow-2" --chunk 1 --jobs 1 >"$work/log.first" 2>"$work/err" &
 pid=$!
-sleep 0.3
+until_more "$a" fetched slow-2
 get t/slow-2
 if [ $status -eq 1 ] && grep -q 'another download' "$work/err"; then ok "two downloads of one model do not meet"; else bad "two downloads: status $status"; fi
 wait $pid
-got=$(sed -n 's/.*fetched \([0-9]* MB\).*/\1/p' "$work/log")
+got=$(sed -n 's/.*fetched \([0-9]* MB\).*/\1/p' "$work/log.first")
 get t/slow-2
 [ "$a" -gt 2 ] && same "$dir" && ok "the next call goes on: ${a} requests before, ${got:-?} after" || bad "resume: $a before"
 
@@ -212,10 +222,10 @@ for how in state byte short; do
     repo=t/slow-$how dir=$work/out/t_slow-$how
     "$dg" download $repo -o "$dir" --chunk 1 --jobs 1 >"$work/log" 2>"$work/err" &
     pid=$!
-    sleep 0.7
+    part=$dir.part/model-00001-of-00003.safetensors.part
+    until_more 1500000 bytes "$part"
     kill -9 $pid
     wait $pid 2>/dev/null
-    part=$dir.part/model-00001-of-00003.safetensors.part
     before=$(wc -c <"$part")
     case $how in
     state) echo '{"files": [{"name": 7}, {"full": [[-1, 99999999]]}' >"$dir.part/.diffgemma.json" ;;
@@ -281,7 +291,7 @@ else
 fi
 "$dg" download t/slow-32 --chunk 1 --jobs 2 >"$work/log" 2>"$work/err" &
 pid=$!
-sleep 0.8
+until_more 3 fetched slow-32
 kill -9 $pid
 wait $pid 2>/dev/null
 if opens t/slow-32; then bad "a partial download in the cache was chosen"; else ok "a partial download in the cache is not chosen"; fi
