@@ -60,7 +60,7 @@ static void name_kind(const char *dir, char *kind, size_t n) {
         return;
     }
     if (dg_manifest_load(&m, dir, NULL) == DG_OK)
-        snprintf(kind, n, "%spack %s", dg_manifest_layered(&m) ? "layered " : "", dg_clip(m.profile, strlen(m.profile)).s);
+        snprintf(kind, n, "%spack %.16s", dg_manifest_layered(&m) ? "layered " : "", dg_clip(m.profile, strlen(m.profile)).s);
     else
         snprintf(kind, n, "pack");
     dg_manifest_deinit(&m);
@@ -140,15 +140,15 @@ static void look_repo(struct list *l, const char *path, const char *name) {
 enum dg_status dg_models_list(const char *const *roots, int n_roots, void (*see)(void *ctx, const struct dg_model_info *m), void *ctx,
                               struct dg_error *err) {
     struct list l = {.see = see, .ctx = ctx, .cfg = dg_calloc(1, sizeof *l.cfg)};
-    char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH], hub[DG_HUB_PATH + 8];
+    char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH], hub[DG_HUB_PATH];
     if (!l.cfg)
         return DG_FAIL(err, DG_E_NOMEM, "out of memory");
     for (int i = 0; i < n_roots; i++)
         each_folder(&l, roots[i], look_local);
     int n = dg_hub_roots(root);
     for (int i = 0; i < n; i++) {
-        snprintf(hub, sizeof hub, "%s/hub", root[i]);
-        each_folder(&l, hub, look_repo);
+        if (snprintf(hub, sizeof hub, "%s/hub", root[i]) < (int)sizeof hub)
+            each_folder(&l, hub, look_repo);
         each_folder(&l, root[i], look_repo);
     }
     dg_free(l.cfg);

@@ -12,6 +12,8 @@
 #include <sys/stat.h>
 
 #define PATH_BYTES 4096
+/* A cut file has one fault, not one for each tensor in the part that is gone. */
+#define BEYOND_NAMED_MAX 3
 
 bool dg_pack_is(const char *dir) {
     char path[PATH_BYTES];
@@ -131,6 +133,7 @@ enum dg_status dg_pack_add_tensors(struct dg_store *s, const struct dg_manifest 
     dg_faults_init(&faults);
     enum dg_status st = DG_OK;
     const char *cut = NULL;
+    size_t n_beyond = 0;
     for (size_t i = 0; i < m->n_tensors && st == DG_OK; i++) {
         const struct dg_manifest_tensor *t = &m->tensor[i];
         int file;
@@ -140,7 +143,8 @@ enum dg_status dg_pack_add_tensors(struct dg_store *s, const struct dg_manifest 
         const uint8_t *bytes = dg_store_bytes(s, file, &size);
         if (at > size || t->bytes > size - at) {
             cut = dg_store_path(s, file);
-            dg_faults_add(&faults, DG_E_FORMAT, "%s ends at byte %" PRIu64 " of %zu", dg_clip(t->name, n).s, at + t->bytes, size);
+            if (n_beyond++ < BEYOND_NAMED_MAX)
+                dg_faults_add(&faults, DG_E_FORMAT, "%s ends at byte %" PRIu64 " of %zu", dg_clip(t->name, n).s, at + t->bytes, size);
             continue;
         }
         struct dg_tensor row = {.name = name, .name_len = (uint16_t)n, .file = (uint16_t)file, .kind = t->kind, .rank = t->rank,
@@ -151,8 +155,9 @@ enum dg_status dg_pack_add_tensors(struct dg_store *s, const struct dg_manifest 
         st = dg_store_add(s, &row, err);
     }
     if (st == DG_OK && faults.n) {
-        char what[600];
-        snprintf(what, sizeof what, "%.500s is cut, download it or make it again", cut);
+        char what[700];
+        snprintf(what, sizeof what, "%.500s is cut, download it or make it again (%zu of %zu tensors lie beyond its end)", cut, n_beyond,
+                 m->n_tensors);
         st = dg_faults_result(&faults, what, err);
     }
     dg_faults_deinit(&faults);
