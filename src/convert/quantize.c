@@ -21,6 +21,7 @@ struct work {
     struct dg_model *model;
     struct input *input;
     struct dg_stream_item *item;
+    float **weights; /* by tensor, or NULL */
     struct dg_manifest m;
     struct dg_sources sources;
     struct dg_outdir out;
@@ -117,6 +118,47 @@ static enum dg_status choose(struct work *w, struct dg_error *err) {
     return DG_OK;
 }
 
+/* The norm whose output a matrix reads: its weight says how large each column's input is, which is what an error there weighs.
+ * NULL = the matrix reads no norm's output. */
+static const struct dg_vec *norm_before(const struct dg_model *m, const char *name) {
+    static const struct {
+        const char *part;
+        size_t norm; /* in struct dg_layer */
+    } rules[] = {
+        {".q_proj.", offsetof(struct dg_layer, input_norm)},           {".k_proj.", offsetof(struct dg_layer, input_norm)},
+        {".v_proj.", offsetof(struct dg_layer, input_norm)},           {".mlp.gate_proj.", offsetof(struct dg_layer, pre_ff_norm)},
+        {".mlp.up_proj.", offsetof(struct dg_layer, pre_ff_norm)},     {".experts.gate_up_proj", offsetof(struct dg_layer, pre_ff_norm_2)},
+    };
+    int layer;
+    if (strstr(name, ".self_conditioning."))
+        return strstr(name, ".down_proj.") ? NULL : &m->sc.pre_norm;
+    if (sscanf(name, "model.decoder.layers.%d.", &layer) != 1 || layer < 0 || layer >= m->cfg.layers)
+        return NULL;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++)
+        if (strstr(name, rules[i].part))
+            return (const struct dg_vec *)((const char *)&m->layer[layer] + rules[i].norm);
+    return NULL;
+}
+
+/* Squares of the norm's weights, with a floor so that no column is free to be anything. */
+static enum dg_status weigh(struct work *w, size_t i, struct dg_error *err) {
+    const struct dg_vec *norm = norm_before(w->model, w->input[i].t.name);
+    if (!norm || norm->n != w->item[i].k)
+        return DG_OK;
+    double mean = 0;
+    for (int32_t c = 0; c < norm->n; c++)
+        mean += (double)norm->v[c] * (double)norm->v[c] / norm->n;
+    float *v = w->weights[i] = dg_calloc((size_t)norm->n, sizeof *v);
+    if (!v)
+        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    for (int32_t c = 0; c < norm->n; c++) {
+        double r = mean > 0 ? (double)norm->v[c] * (double)norm->v[c] / mean : 1;
+        v[c] = (float)(r < 0.01 ? 0.01 : r > 100 ? 100 : r);
+    }
+    w->item[i].weights = v;
+    return DG_OK;
+}
+
 /* How the bytes of one tensor are made. */
 static enum dg_status feed(struct work *w, size_t i, struct dg_error *err) {
     const struct input *in = &w->input[i];
@@ -135,7 +177,7 @@ static enum dg_status feed(struct work *w, size_t i, struct dg_error *err) {
     it->mats = 1;
     for (int d = 0; d < in->t.rank - 2; d++)
         it->mats *= shape[d];
-    return DG_OK;
+    return weigh(w, i, err);
 }
 
 /* Makes tensor i a reference into the checkpoint's file. */
@@ -196,7 +238,8 @@ static enum dg_status plan(struct work *w, struct dg_error *err) {
     DG_TRY(choose(w, err));
     w->m.tensor = dg_calloc(w->n, sizeof *w->m.tensor);
     w->item = dg_calloc(w->n, sizeof *w->item);
-    if (!w->m.tensor || !w->item)
+    w->weights = dg_calloc(w->n, sizeof *w->weights);
+    if (!w->m.tensor || !w->item || !w->weights)
         return DG_FAIL(err, DG_E_NOMEM, "out of memory");
     DG_TRY(dg_sources_open(&w->sources, w->model->store, err));
     dg_source_name(w->o->source, w->source_name, sizeof w->source_name);
@@ -242,6 +285,9 @@ enum dg_status dg_quantize(const struct dg_quantize_opts *o, struct dg_quantize_
     }
     dg_outdir_abandon(&w.out);
     dg_sources_close(&w.sources);
+    for (size_t i = 0; w.weights && i < w.n; i++)
+        dg_free(w.weights[i]);
+    dg_free(w.weights);
     for (size_t i = 0; w.name && i < w.n; i++)
         dg_free(w.name[i]);
     dg_free(w.name);

@@ -84,12 +84,12 @@ INLINE void affine_codes(const v8f *x, float scale, float min, float top, v8f *q
 }
 
 /* Takes scale and minimum for the group when they serve it better than what it has. */
-INLINE void affine_try(const v8f *x, float scale, float min, float top, struct affine *best) {
+INLINE void affine_try(const v8f *x, const v8f *w, float scale, float min, float top, struct affine *best) {
     v8f q[4], e = {0};
     affine_codes(x, scale, min, top, q);
     for (int i = 0; i < 4; i++) {
         v8f d = q[i] * scale + min - x[i];
-        e += d * d;
+        e += d * d * w[i];
     }
     float error = v_sum(&e);
     if (!(error < best->error))
@@ -101,18 +101,19 @@ INLINE void affine_try(const v8f *x, float scale, float min, float top, struct a
 }
 
 /* Least squares for fixed codes: the scale and minimum that bring scale * q + min closest to x. False when all codes are equal. */
-INLINE bool affine_refit(const v8f *x, const v8f *q, float sum_x, float *scale, float *min) {
+INLINE bool affine_refit(const v8f *x, const v8f *w, const v8f *q, float sum_x, float sum_w, float *scale, float *min) {
     v8f sq = {0}, sqq = {0}, sqx = {0};
     for (int i = 0; i < 4; i++) {
-        sq += q[i];
-        sqq += q[i] * q[i];
-        sqx += q[i] * x[i];
+        v8f wq = w[i] * q[i];
+        sq += wq;
+        sqq += wq * q[i];
+        sqx += wq * x[i];
     }
-    float q1 = v_sum(&sq), det = AFFINE * v_sum(&sqq) - q1 * q1;
+    float q1 = v_sum(&sq), det = sum_w * v_sum(&sqq) - q1 * q1;
     if (!(det > 0.0f))
         return false;
-    *scale = to_bf16((AFFINE * v_sum(&sqx) - q1 * sum_x) / det);
-    *min = to_bf16((sum_x - *scale * q1) * (1.0f / AFFINE));
+    *scale = to_bf16((sum_w * v_sum(&sqx) - q1 * sum_x) / det);
+    *min = to_bf16((sum_x - *scale * q1) / sum_w);
     return *scale > 0.0f;
 }
 
@@ -121,35 +122,41 @@ INLINE bool affine_refit(const v8f *x, const v8f *q, float sum_x, float *scale, 
 static const float q4_starts[] = {0.0f, 1.0f, 2.2f};
 static const float q6_starts[] = {0.0f, 1.5f, 3.5f};
 
-INLINE bool affine_group(const float *values, float top, enum dg_codes codes, const float *starts, int n_starts, struct affine *best) {
-    v8f x[4], sum = {0}, most, minus_least;
+INLINE bool affine_group(const float *values, const float *weights, float top, enum dg_codes codes, const float *starts, int n_starts, struct affine *best) {
+    v8f x[4], w[4], sum = {0}, sum_of_w = {0}, most, minus_least;
     v_load(&most, values);
     minus_least = -most;
     for (int i = 0; i < 4; i++) {
         v_load(&x[i], values + LANES * i);
+        v_load(&w[i], weights + LANES * i);
         v8f minus = -x[i];
-        sum += x[i];
+        sum += w[i] * x[i];
+        sum_of_w += w[i];
         v_larger(&most, &x[i]);
         v_larger(&minus_least, &minus);
     }
     float lo = -v_most(&minus_least), hi = v_most(&most), scale, min;
+    /* the plain choice stands even where its error is too large a number for f32 */
+    best->scale = to_bf16((hi - lo) / top);
+    best->min = to_bf16(lo);
     best->error = INFINITY;
-    affine_try(x, to_bf16((hi - lo) / top), to_bf16(lo), top, best);
-    float sum_x = v_sum(&sum);
-    for (int i = 0; codes == DG_CODES_FIT && i < n_starts && best->error > 0.0f; i++) {
+    affine_codes(x, best->scale, best->min, top, best->q);
+    affine_try(x, w, best->scale, best->min, top, best);
+    float sum_x = v_sum(&sum), sum_w = v_sum(&sum_of_w);
+    for (int i = 0; codes == DG_CODES_FIT && i < n_starts && best->error > 0.0f && best->error <= FLT_MAX; i++) {
         v8f q[4];
         float step = (hi - lo) / (top + starts[i]);
         affine_codes(x, step, lo + 0.5f * starts[i] * step, top, q);
-        if (affine_refit(x, q, sum_x, &scale, &min))
-            affine_try(x, scale, min, top, best);
+        if (affine_refit(x, w, q, sum_x, sum_w, &scale, &min))
+            affine_try(x, w, scale, min, top, best);
     }
-    return best->error <= FLT_MAX;
+    return best->scale <= FLT_MAX && fabsf(best->min) <= FLT_MAX;
 }
 
-WIDE static bool encode_q4(enum dg_codes codes, const float *x, int64_t k, uint8_t *row) {
+WIDE static bool encode_q4(enum dg_codes codes, const float *x, const float *w, int64_t k, uint8_t *row) {
     struct affine g = {0};
     for (int64_t b = 0; b < k; b += AFFINE, row += 20) {
-        if (!affine_group(x + b, 15.0f, codes, q4_starts, sizeof q4_starts / sizeof *q4_starts, &g))
+        if (!affine_group(x + b, w + b, 15.0f, codes, q4_starts, sizeof q4_starts / sizeof *q4_starts, &g))
             return false;
         put16(row, g.scale);
         put16(row + 2, g.min);
@@ -161,22 +168,22 @@ WIDE static bool encode_q4(enum dg_codes codes, const float *x, int64_t k, uint8
     return true;
 }
 
-WIDE static bool encode_q6(enum dg_codes codes, const float *x, int64_t k, uint8_t *row) {
+WIDE static bool encode_q6(enum dg_codes codes, const float *x, const float *w, int64_t k, uint8_t *row) {
     struct affine g = {0};
     for (int64_t b = 0; b < k; b += AFFINE, row += 28) {
-        if (!affine_group(x + b, 63.0f, codes, q6_starts, sizeof q6_starts / sizeof *q6_starts, &g))
+        if (!affine_group(x + b, w + b, 63.0f, codes, q6_starts, sizeof q6_starts / sizeof *q6_starts, &g))
             return false;
         put16(row, g.scale);
         put16(row + 2, g.min);
         float q[AFFINE];
         memcpy(q, g.q, sizeof q);
-        for (int w = 0; w < 8; w++) {
+        for (int word = 0; word < 8; word++) {
             uint32_t v = 0;
             for (int c = 0; c < 4; c++)
-                v |= (uint32_t)(int)q[4 * w + c] << (6 * c);
-            row[4 + 3 * w] = (uint8_t)v;
-            row[5 + 3 * w] = (uint8_t)(v >> 8);
-            row[6 + 3 * w] = (uint8_t)(v >> 16);
+                v |= (uint32_t)(int)q[4 * word + c] << (6 * c);
+            row[4 + 3 * word] = (uint8_t)v;
+            row[5 + 3 * word] = (uint8_t)(v >> 8);
+            row[6 + 3 * word] = (uint8_t)(v >> 16);
         }
     }
     return true;
@@ -209,25 +216,26 @@ INLINE void q8_codes(const v8f *x, float inv, v8f *q) {
     *q = ((-v) + ROUND_MAGIC) - ROUND_MAGIC;
 }
 
-INLINE double q8_error(const float *x, int64_t k, float scale) {
+INLINE double q8_error(const float *x, const float *w, int64_t k, float scale) {
     float inv = 1.0f / scale;
     double sum = 0;
     for (int64_t b = 0; b < k; b += 512) { /* f32 lanes over a stretch, f64 over the row */
         int64_t end = k - b < 512 ? k : b + 512;
         v8f e = {0};
         for (int64_t i = b; i < end; i += LANES) {
-            v8f v, q;
+            v8f v, q, weight;
             row_load(&v, x, i, k);
+            row_load(&weight, w, i, k);
             q8_codes(&v, inv, &q);
             v8f d = q * scale - v;
-            e += d * d;
+            e += d * d * weight;
         }
         sum += (double)v_sum(&e);
     }
     return sum;
 }
 
-WIDE static bool encode_q8(enum dg_codes codes, const float *x, int64_t k, uint8_t *row) {
+WIDE static bool encode_q8(enum dg_codes codes, const float *x, const float *w, int64_t k, uint8_t *row) {
     static const float cut[] = {0.985f, 0.96f, 0.93f, 0.89f, 0.84f};
     float most = row_abs_max(x, k), best = to_bf16(most / 127.0f);
     if (!(best <= FLT_MAX))
@@ -235,10 +243,10 @@ WIDE static bool encode_q8(enum dg_codes codes, const float *x, int64_t k, uint8
     if (reciprocal(best) == 0.0f)
         best = 0.0f;
     if (codes == DG_CODES_FIT && best > 0.0f) {
-        double least = q8_error(x, k, best);
+        double least = q8_error(x, w, k, best);
         for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) {
             float s = to_bf16(most / 127.0f * cut[i]);
-            double e = reciprocal(s) > 0.0f ? q8_error(x, k, s) : least;
+            double e = reciprocal(s) > 0.0f ? q8_error(x, w, k, s) : least;
             if (e < least) {
                 least = e;
                 best = s;
@@ -283,7 +291,7 @@ INLINE void e2m1_nearest(const v8f *a, v8f *out) {
     v_min(out, E2M1_MAX);
 }
 
-INLINE float block_error(const v8f *a, float step) {
+INLINE float block_error(const v8f *a, const v8f *w, float step) {
     v8f e = {0};
     float inv = 1.0f / step;
     for (int i = 0; i < 2; i++) {
@@ -291,13 +299,13 @@ INLINE float block_error(const v8f *a, float step) {
         v_min(&v, E2M1_MAX);
         e2m1_nearest(&v, &n);
         v8f d = n * step - a[i];
-        e += d * d;
+        e += d * d * w[i];
     }
     return v_sum(&e);
 }
 
 /* Scale code of one block; a: magnitudes. */
-INLINE int block_scale(enum dg_codes codes, const v8f *a, float global) {
+INLINE int block_scale(enum dg_codes codes, const v8f *a, const v8f *w, float global) {
     v8f larger = a[0];
     v_larger(&larger, &a[1]);
     float most = v_most(&larger);
@@ -311,7 +319,7 @@ INLINE int block_scale(enum dg_codes codes, const v8f *a, float global) {
     float least = INFINITY;
     int from = at > 2 ? at - 2 : 1, to = at + 7 < E4M3_MAX_CODE ? at + 7 : E4M3_MAX_CODE;
     for (int c = from; c <= to; c++) {
-        float step = e4m3_value(c) * global, e = reciprocal(step) > 0.0f ? block_error(a, step) : INFINITY;
+        float step = e4m3_value(c) * global, e = reciprocal(step) > 0.0f ? block_error(a, w, step) : INFINITY;
         if (e < least) {
             least = e;
             best = c;
@@ -335,16 +343,17 @@ INLINE void block_codes(const v8f *x, const v8f *a, float inv, uint8_t *out) {
         out[j] = (uint8_t)(code[2 * j] | code[2 * j + 1] << 4);
 }
 
-WIDE static bool encode_nvfp4(enum dg_codes codes, const float *x, int64_t k, float global, uint8_t *row) {
+WIDE static bool encode_nvfp4(enum dg_codes codes, const float *x, const float *w, int64_t k, float global, uint8_t *row) {
     uint8_t *scales = row + k / 2;
     for (int64_t b = 0; b < k / BLOCK; b++) {
-        v8f v[2], a[2];
+        v8f v[2], a[2], weight[2];
         for (int i = 0; i < 2; i++) {
             v_load(&v[i], x + b * BLOCK + LANES * i);
+            v_load(&weight[i], w + b * BLOCK + LANES * i);
             a[i] = v[i];
             v_abs(&a[i]);
         }
-        int c = block_scale(codes, a, global);
+        int c = block_scale(codes, a, weight, global);
         scales[b] = (uint8_t)c;
         block_codes(v, a, reciprocal(e4m3_value(c) * global), row + b * (BLOCK / 2));
     }
@@ -368,12 +377,12 @@ float dg_nvfp4_global(enum dg_codes codes, float abs_max) {
     return g > FLT_MIN ? g : FLT_MIN;
 }
 
-bool dg_encode_row(enum dg_format fmt, enum dg_codes codes, const float *x, int64_t k, float global, uint8_t *row) {
+bool dg_encode_row(enum dg_format fmt, enum dg_codes codes, const float *x, const float *w, int64_t k, float global, uint8_t *row) {
     switch (fmt) {
-    case DG_FMT_Q4_BLOCK: return encode_q4(codes, x, k, row);
-    case DG_FMT_Q6_BLOCK: return encode_q6(codes, x, k, row);
-    case DG_FMT_Q8_ROW: return encode_q8(codes, x, k, row);
-    case DG_FMT_NVFP4_BLOCK: return encode_nvfp4(codes, x, k, global, row);
+    case DG_FMT_Q4_BLOCK: return encode_q4(codes, x, w, k, row);
+    case DG_FMT_Q6_BLOCK: return encode_q6(codes, x, w, k, row);
+    case DG_FMT_Q8_ROW: return encode_q8(codes, x, w, k, row);
+    case DG_FMT_NVFP4_BLOCK: return encode_nvfp4(codes, x, w, k, global, row);
     case DG_FMT_BF16:
         for (int64_t i = 0; i < k; i++, row += 2)
             put16(row, to_bf16(x[i]));

@@ -39,7 +39,7 @@ struct member {
 };
 
 static void fault(struct reader *rd, const char *where, const char *what) {
-    dg_faults_add(&rd->faults, DG_E_FORMAT, "%s%s%s", where, *where ? ": " : "", what);
+    dg_faults_add(&rd->faults, DG_E_FORMAT, "%s%s%s", where, *where ? " " : "", what);
 }
 
 static void stop(struct reader *rd, enum dg_status st, const char *what) {

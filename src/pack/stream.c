@@ -74,6 +74,7 @@ struct stream {
     struct scratch *scratch; /* a thread each */
     XXH3_state_t *hash;
     uint32_t *abs_max; /* f32 bits, a matrix each */
+    float *ones;       /* weights of items that have none */
     pthread_mutex_t lock;
     struct dg_error error; /* the first one */
     atomic_bool failed;
@@ -143,7 +144,7 @@ static enum dg_status encode_unit(struct stream *s, const struct scratch *w, con
     }
     if (row == 0)
         dst += s->shape.mat_extra;
-    if (!dg_encode_row(it->to, it->codes, w->x, it->k, global, dst))
+    if (!dg_encode_row(it->to, it->codes, w->x, it->weights ? it->weights : s->ones, it->k, global, dst))
         return DG_FAIL(err, DG_E_NUMERIC, "%s: row %" PRId64 " spans more than %s can express", it->name, u, dg_format_traits(it->to)->name);
     return DG_OK;
 }
@@ -243,8 +244,11 @@ static enum dg_status reserve(struct stream *s, const struct dg_stream_item *ite
     s->piece_bytes = PIECE_BYTES;
     s->hash = dg_calloc(1, sizeof *s->hash);
     s->abs_max = dg_calloc((size_t)mats, sizeof *s->abs_max);
+    s->ones = dg_calloc((size_t)k, sizeof *s->ones);
     s->scratch = dg_calloc((size_t)s->n_threads, sizeof *s->scratch);
-    bool ok = s->hash && s->abs_max && s->scratch;
+    bool ok = s->hash && s->abs_max && s->ones && s->scratch;
+    for (int64_t i = 0; ok && i < k; i++)
+        s->ones[i] = 1.0f;
     for (int i = 0; i < 2 && ok; i++)
         ok = (s->out[i] = dg_calloc((size_t)s->batch_bytes, 1)) != NULL;
     for (int i = 0; i < s->n_threads && ok; i++) {
@@ -276,6 +280,7 @@ done:
     dg_free(s.out[1]);
     dg_free(s.hash);
     dg_free(s.abs_max);
+    dg_free(s.ones);
     dg_pool_destroy(s.pool);
     pthread_mutex_destroy(&s.lock);
     return st;

@@ -19,6 +19,7 @@ struct dg_stream_item {
     /* else a stack of mats matrices [rows][k] is encoded */
     enum dg_format from, to; /* from: an element type, when read from a file */
     enum dg_codes codes;
+    const float *weights; /* of the columns' errors, k of them; NULL = all the same */
     int64_t mats, rows, k;
     uint64_t bytes; /* written in all */
     int src;        /* open file, or -1: made */

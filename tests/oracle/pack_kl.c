@@ -112,7 +112,10 @@ static enum dg_status run_turns(struct engine *e, const json_t *cases, size_t n,
     for (size_t i = 0; i < n && i < json_array_size(cases); i++) {
         const json_t *c = json_array_get(cases, i);
         DG_TRY(turn_generate(&r, c, false, err));
-        t->same += turn_same_ids(&r.turn.out, json_object_get(c, "out_ids"));
+        bool same = turn_same_ids(&r.turn.out, json_object_get(c, "out_ids"));
+        if (!same)
+            printf("# case %zu (%s) differs\n", i, json_string_value(json_object_get(c, "family")));
+        t->same += same;
         t->ran++;
         t->steps += r.turn.steps;
         size_t k;
