@@ -79,6 +79,7 @@ void dg_session_destroy(struct dg_session *s) {
     dg_free(s->entropy);
     dg_free(s->p_max);
     dg_free(s->argmax);
+    dg_free(s->drawn);
     dg_free(s);
 }
 
@@ -151,9 +152,10 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
 
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
     int32_t vocab = s->cfg->vocab;
-    float *z = dg_calloc((size_t)vocab, sizeof *z), max, inv_t = s->planes.stats_inv_t;
-    if (!z)
+    float max, inv_t = s->planes.stats_inv_t;
+    if (!s->drawn && !(s->drawn = dg_calloc((size_t)vocab, sizeof *s->drawn)))
         return DG_FAIL(err, DG_E_NOMEM, "no memory to draw a token");
+    float *z = s->drawn;
     s->be->ops->read(s->be, z, (const float *)s->planes.logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
     s->be->ops->read(s->be, &max, s->planes.stats.max + row, sizeof max);
     double sum = 0, at = 0;
@@ -167,7 +169,6 @@ enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int3
             break;
         }
     }
-    dg_free(z);
     *id = pick;
     return dg_backend_status(s->be, err);
 }
