@@ -28,6 +28,7 @@ struct dg_session {
     /* statistics of the last step on the host, cfg.canvas each */
     float *entropy, *p_max;
     int32_t *argmax;
+    float *row; /* one row of logits on the host, cfg.vocab: to draw from */
     atomic_bool cancel; /* set from any thread: the call in progress ends with DG_E_CANCELLED between two chunks or steps */
 };
 
