@@ -28,7 +28,7 @@ struct dg_session {
     /* statistics of the last step on the host, cfg.canvas each */
     float *entropy, *p_max;
     int32_t *argmax;
-    float *drawn; /* cfg.vocab: logits of the row being drawn from; made by the first draw, since most sessions never draw */
+    float *row; /* one row of logits on the host, cfg.vocab: to draw from */
     atomic_bool cancel; /* set from any thread: the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every
                            later one until the caller clears it */
 };
