@@ -17,7 +17,8 @@
 
 struct options {
     struct dg_model_args model;
-    const char *prompt, *system, *canvas_ids, *seed;
+    const char *prompt, *system, *canvas_ids;
+    uint64_t seed;
     int64_t max_tokens, steps;
     bool raw, think, json, verbose, no_early_stop;
 };
@@ -75,28 +76,14 @@ static enum dg_status read_canvas(const char *path, int32_t canvas, struct dg_id
     return st;
 }
 
-static enum dg_status parse_seed(const char *s, uint64_t *seed, struct dg_error *err) {
-    char *end;
-    if (!s) {
-        *seed = 42;
-        return DG_OK;
-    }
-    errno = 0;
-    unsigned long long v = strtoull(s, &end, 10);
-    if (errno || end == s || *end || *s == '-')
-        return DG_FAIL(err, DG_E_ARG, "--seed %s: give a whole number from 0 to 18446744073709551615", s);
-    *seed = v;
-    return DG_OK;
-}
-
 static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
     return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
 }
 
-static enum dg_status turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
-                                struct dg_turn_opts *t, struct dg_error *err) {
+static void turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
+                      struct dg_turn_opts *t) {
     memset(t, 0, sizeof *t);
-    DG_TRY(parse_seed(o->seed, &t->seed, err));
+    t->seed = o->seed;
     t->max_tokens = o->max_tokens;
     dg_sampler_params_init(&t->sampler, &r->model->cfg, &r->flags);
     if (o->steps)
@@ -111,7 +98,6 @@ static enum dg_status turn_opts(const struct dg_runtime *r, const struct options
     t->shows_nothing = shows_nothing;
     t->on_step = dg_ask_on_step;
     t->on_block = dg_ask_on_block;
-    return DG_OK;
 }
 
 static bool ends_in_thought(const struct dg_runtime *r, const struct dg_ids *ids) {
@@ -153,7 +139,7 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
 
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
     struct dg_turn_opts t;
-    DG_TRY(turn_opts(&w->r, o, &w->text, &w->canvas, &t, err));
+    turn_opts(&w->r, o, &w->text, &w->canvas, &t);
     struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
     DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
     t.ctx = &w->report;
@@ -171,7 +157,7 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
 }
 
 int dg_cmd_ask(int argc, char **argv) {
-    struct options o = {0};
+    struct options o = {.seed = 42};
     dg_model_args_init(&o.model);
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
@@ -179,7 +165,7 @@ int dg_cmd_ask(int argc, char **argv) {
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"raw", 0, DG_ARG_FLAG, &o.raw, 0, 0, NULL, "the prompt is the token stream's text itself, control tokens included"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think first; the thought goes to stderr"},
-        {"seed", 0, DG_ARG_STR, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
+        {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
         {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
