@@ -38,8 +38,13 @@ static enum dg_status read_prompt(const struct options *o, struct dg_buf *out, s
     if (!o->prompt)
         return DG_FAIL(err, DG_E_ARG, "no prompt: give -p TEXT, or -p - to read standard input");
     if (!strcmp(o->prompt, "-"))
-        return dg_read_all("-", PROMPT_MAX, out, err);
-    return dg_buf_str(out, o->prompt) == DG_OK ? DG_OK : DG_FAIL(err, out->status, "the prompt is too long");
+        DG_TRY(dg_read_all("-", PROMPT_MAX, out, err));
+    else if (dg_buf_str(out, o->prompt) != DG_OK)
+        return DG_FAIL(err, out->status, "the prompt is too long");
+    /* the prompt form drops white space around a message, so that one of nothing else is empty too */
+    if (out->len == (o->raw ? 0 : strspn(dg_buf_cstr(out), " \t\r\n")))
+        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
+    return DG_OK;
 }
 
 /* Prompt text to ids: raw text as it stands, control tokens included, or one user message in the model's prompt form. */
@@ -121,13 +126,12 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
     DG_TRY(dg_runtime_flags(&w->r, err));
     DG_TRY(read_prompt(o, &w->prompt, err));
     DG_TRY(dg_runtime_find(&w->r, &o->model, err));
+    /* the model first: of a folder that holds something else its configuration says what, a missing tokenizer does not */
+    DG_TRY(dg_runtime_model(&w->r, err));
     double t = dg_now();
     DG_TRY(dg_runtime_tokenizer(&w->r, err));
     w->r.load_s += dg_now() - t;
     DG_TRY(encode_prompt(&w->r, o, &w->prompt, &w->ids, err));
-    if (w->ids.n == 0)
-        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
-    DG_TRY(dg_runtime_model(&w->r, err));
     DG_TRY(dg_runtime_session(&w->r, &o->model, err));
     if (w->ids.n > (size_t)dg_session_room(w->r.session))
         return DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens and a canvas takes %d: they do not fit a context of %lld (--ctx, at most %d here)",
@@ -183,8 +187,8 @@ int dg_cmd_ask(int argc, char **argv) {
     bool started = st == DG_OK;
     if (started)
         st = answer(&w, &o, &err);
-    if (started && (st == DG_OK || w.report.tok))
-        dg_ask_report_end(&w.report, &w.turn, st, &err);
+    if (started && (st == DG_OK || w.report.tok) && !dg_ask_report_end(&w.report, &w.turn, st, &err))
+        status = DG_EXIT_FAILED;
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);
