@@ -65,7 +65,7 @@ enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *er
     n = dg_sampler_n(t->sampler);
     enum dg_sc_mode sc = t->opts.first_step;
     do {
-        if (atomic_load(&t->s->cancel))
+        if (dg_session_cancelled(t->s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled");
         float temperature = dg_sampler_temperature(t->sampler);
         DG_TRY(dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err));
