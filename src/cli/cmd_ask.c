@@ -153,7 +153,7 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
     DG_TRY(turn_opts(&w->r, o, &w->text, &w->canvas, &t, err));
     struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
     DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
-    t.ctx = &w->report;
+    t.ctx = t.text_ctx = &w->report;
     w->r.session->cancel = &interrupted;
     signal(SIGINT, on_interrupt);
     double start = dg_now();

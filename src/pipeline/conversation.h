@@ -64,6 +64,9 @@ void dg_conversation_drop(struct dg_conversations *c, struct dg_conversation *v)
  * are passed over. */
 void dg_conversation_route(const struct dg_conversations *c, const int32_t *ids, size_t n, struct dg_route *out);
 
+/* Tokens prefilled in all of them since init. */
+int64_t dg_conversations_computed(const struct dg_conversations *c);
+
 /* Length of the common prefix. */
 size_t dg_ids_common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b);
 
@@ -71,6 +74,8 @@ size_t dg_ids_common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b)
  * rename. Errors: DG_E_IO, DG_E_NOMEM. */
 enum dg_status dg_conversation_save(const struct dg_conversations *c, const struct dg_conversation *v, const char *path, struct dg_error *err)
     DG_MUST_CHECK;
+/* Whether such a file is there and meant for this model and context, by its head and size. Errors as below. */
+enum dg_status dg_conversation_check(const struct dg_conversations *c, const char *path, struct dg_error *err) DG_MUST_CHECK;
 /* Fills an empty conversation from such a file. Errors, the conversation staying empty: DG_E_IO, DG_E_FORMAT (damaged), DG_E_UNSUPPORTED (another
  * model, KV type or attention setting), DG_E_LIMIT (does not fit this context). */
 enum dg_status dg_conversation_load(struct dg_conversations *c, struct dg_conversation *v, const char *path, struct dg_error *err) DG_MUST_CHECK;

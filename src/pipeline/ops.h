@@ -29,7 +29,7 @@ enum dg_op_kind {
                         * prefix of that */
     DG_OP_FILL,        /* len, seed: append len random ids, for tests and benches */
     DG_OP_MARK,        /* mark: name the end of the log; a name that exists moves. A cut below a mark removes it */
-    DG_OP_ACTIVATE,    /* conv: make it the current one (DG_CONV_NEW makes one); len >= 0 cuts it there if that needs no computing */
+    DG_OP_ACTIVATE,    /* conv: make it the current one (DG_CONV_NEW makes one); len > 0 cuts it there if that needs no computing */
     DG_OP_DROP,        /* conv: forget it */
     DG_OP_FINALIZE,    /* ids: the log from the last turn's start on becomes ids; equal tokens are kept */
     DG_OP_ALIGN,       /* ids: the log becomes ids; the longest common prefix is kept */
@@ -41,10 +41,9 @@ enum dg_op_kind {
     DG_OP_LOAD,        /* path: a new conversation, made current, from such a file */
     DG_OP_BEGIN_TURN,  /* gen */
     DG_OP_PROPOSE,     /* one attempt at the next block; nothing is committed. len > 0: positions of the canvas, else the policy's */
-    DG_OP_COMMIT,      /* kept: rows of the proposal that become the turn's; -1 = what the policy says (at least the plan's when it
-                        * wants a re-roll: that is refused) */
+    DG_OP_COMMIT,      /* kept: rows of the proposal that become the turn's; -1 = as the policy says, see dg_turn_keep */
     DG_OP_DISCARD,     /* the proposal is void; the next one counts as a re-roll of the same block */
-    DG_OP_END_TURN,    /* the turn is over; its tokens are in the answer. kept = 0: abandoned, the log is cut to the turn's start */
+    DG_OP_END_TURN,    /* the turn is over; its tokens are in the answer. abandon: the log is cut to the turn's start */
     DG_OP_SHUTDOWN,    /* answered; whatever is queued behind it is answered DG_E_CANCELLED and nothing more is taken */
     DG_OPS
 };
@@ -77,9 +76,10 @@ struct dg_op {
     const int32_t *ids;
     size_t n;
     int64_t start, end;    /* Splice */
-    int64_t len;           /* Fill, Activate (-1 = no cut), Propose */
+    int64_t len;           /* Fill, Activate (0 = no cut), Propose (0 = the policy's) */
     uint64_t seed;         /* Fill */
-    int32_t kept;          /* Commit, EndTurn */
+    int32_t kept;          /* Commit */
+    bool abandon;          /* EndTurn */
     const char *mark;      /* Mark, Rewind: 1..DG_MARK_NAME_MAX bytes */
     const char *path;      /* Save, Load */
     const struct dg_gen *gen; /* Generate, BeginTurn; NULL = the engine's defaults */

@@ -20,7 +20,7 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
     return dg_backend_reserve(be, &r, err);
 }
 
-static enum dg_status check_opts(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
         o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
     if (o->chunk == 0)
@@ -58,7 +58,7 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->be = be;
     s->cfg = c;
     s->opts = *opts;
-    enum dg_status st = check_opts(c, &s->opts, err);
+    enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
     int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
@@ -112,6 +112,7 @@ static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t 
         int32_t now = n - done < s->opts.chunk ? (int32_t)(n - done) : s->opts.chunk;
         DG_TRY(dg_forward_prefill(s->be, s->planes, &s->kv, ids + done, now, NULL, NULL, err));
         done += now;
+        s->computed += now;
         if (progress)
             progress(ctx, done, n);
     }
@@ -147,7 +148,7 @@ enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
     bool rebuild = len > 0 && len < dg_kv_cut_floor(&s->kv);
     dg_kv_cut(&s->kv, rebuild ? 0 : len);
-    enum dg_status st = rebuild ? prefill(s, s->log.v, len, false, progress, ctx, err) : DG_OK;
+    enum dg_status st = rebuild ? prefill(s, s->log.v, len, true, progress, ctx, err) : DG_OK;
     s->log.n = (size_t)s->kv.len;
     return st;
 }

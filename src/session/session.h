@@ -28,6 +28,7 @@ struct dg_session {
     struct dg_planes *planes; /* own, or those of opts.planes */
     struct dg_kv kv;
     struct dg_ids log; /* the committed tokens: log.n == kv.len */
+    int64_t computed;  /* tokens prefilled since the session was made */
     /* statistics of the last step on the host, cfg.canvas each */
     float *entropy, *p_max;
     int32_t *argmax;
@@ -35,6 +36,9 @@ struct dg_session {
      * the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;
 };
+
+/* Replaces the zeros of o by what they stand for and checks it. Errors: DG_E_ARG. */
+enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_session_opts *o, struct dg_error *err) DG_MUST_CHECK;
 
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
@@ -56,7 +60,7 @@ enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_
 enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
 
 /* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
- * (progress reports it). */
+ * (progress reports it); cancelled or failed meanwhile, the timeline is a shorter prefix. */
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;
 
 /* One denoise step over canvas[n]; entropy, p_max and argmax of the rows are then in the session. sc = DG_SC_SOFT reads the logits of
