@@ -88,7 +88,9 @@ static enum dg_status parse_seed(const char *s, uint64_t *seed, struct dg_error 
     return DG_OK;
 }
 
-static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) { return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n); }
+static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
+    return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
+}
 
 static enum dg_status turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
                                 struct dg_turn_opts *t, struct dg_error *err) {

@@ -13,4 +13,10 @@
  * command. */
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
 
+/* Whether arg has the form of a repo id: "org/name" of the characters the hub allows. */
+bool dg_hub_is_repo_id(const char *arg);
+/* The folder of a repo id in the first of those caches, hub/models--org--name, whether it is there or not: where a download goes.
+ * Owner: the caller (dg_free). Errors: DG_E_ARG when no cache folder is known or the path is too long, DG_E_NOMEM. */
+enum dg_status dg_hub_cache_repo(const char *id, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
+
 #endif

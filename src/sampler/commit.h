@@ -102,9 +102,9 @@ void dg_commit_advance(const struct dg_commit_policy *p, struct dg_commit_turn *
  *
  * In this order: re-roll of a degenerate first block; trim; first stop among the rows left (behind the kept rows it ends the
  * turn; inside an unfinished tool call, with continue_past_stop, the block is only cut there); run of identical tokens,
- * cut at the longest allowed, or, of padding, before its first row in this block and as a blank end; budget. A stop whose row is at most the budget is a stop, since nothing of the answer is
- * missing then; what comes first in the block decides the reason. ws-guard: kept rows of white space or padding only end the turn
- * when nothing else does.
+ * cut at the longest allowed, or, of padding, before its first row in this block and as a blank end; budget. A stop whose row is
+ * at most the budget is a stop, since nothing of the answer is missing then; what comes first in the block decides the reason.
+ * ws-guard: kept rows of white space or padding only end the turn when nothing else does.
  *
  * Errors, with turn and out untouched: DG_E_ARG for an empty block, a turn without budget left, or an id outside the vocabulary.
  */

@@ -71,7 +71,8 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
         s->entropy = dg_calloc(n, sizeof *s->entropy);
         s->p_max = dg_calloc(n, sizeof *s->p_max);
         s->argmax = dg_calloc(n, sizeof *s->argmax);
-        if (!s->entropy || !s->p_max || !s->argmax || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+        s->row = dg_calloc((size_t)c->vocab, sizeof *s->row);
+        if (!s->entropy || !s->p_max || !s->argmax || !s->row || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
             st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
     }
     if (st != DG_OK) {
@@ -94,6 +95,7 @@ void dg_session_destroy(struct dg_session *s) {
     dg_free(s->entropy);
     dg_free(s->p_max);
     dg_free(s->argmax);
+    dg_free(s->row);
     dg_free(s);
 }
 
@@ -169,9 +171,7 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
 
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
     int32_t vocab = s->cfg->vocab;
-    float *z = dg_calloc((size_t)vocab, sizeof *z), max, inv_t = s->planes->stats_inv_t;
-    if (!z)
-        return DG_FAIL(err, DG_E_NOMEM, "no memory to draw a token");
+    float *z = s->row, max, inv_t = s->planes->stats_inv_t;
     s->be->ops->read(s->be, z, (const float *)s->planes->logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
     s->be->ops->read(s->be, &max, s->planes->stats.max + row, sizeof max);
     double sum = 0, at = 0;
@@ -185,7 +185,6 @@ enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int3
             break;
         }
     }
-    dg_free(z);
     *id = pick;
     return dg_backend_status(s->be, err);
 }

@@ -32,6 +32,7 @@ struct dg_session {
     /* statistics of the last step on the host, cfg.canvas each */
     float *entropy, *p_max;
     int32_t *argmax;
+    float *row; /* one row of logits on the host, cfg.vocab: to draw from */
     /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps. NULL = never. Borrowed; whoever drives
      * the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;

@@ -156,7 +156,8 @@ static void att_part(void *arg, int part, int n_parts) {
         dg_batch_visible(j->batch, j->kv, (int32_t)i, &lo, &hi);
         int64_t keys = j->kv->window ? hi - lo : dg_batch_keys(j->batch, hi - lo);
         attend((const float *)j->q->data + i * j->q->ld + (int64_t)h * hd, j->kv, h / group, lo, hi, keys,
-               j->ref->score + part * 2 * j->ref->cap.ctx, j->ref->row + (int64_t)part * 2 * j->ref->row_len, (float *)j->y->data + i * j->y->ld + (int64_t)h * hd);
+               j->ref->score + part * 2 * j->ref->cap.ctx, j->ref->row + (int64_t)part * 2 * j->ref->row_len,
+               (float *)j->y->data + i * j->y->ld + (int64_t)h * hd);
     }
 }
 
