@@ -535,11 +535,11 @@ static enum dg_status find_conversation(struct run *r, int needs, struct dg_erro
 
 static enum dg_status check(struct run *r, int needs, struct dg_error *err) {
     const struct dg_op *op = r->op;
-    if (op->cancel && atomic_load(op->cancel))
-        return DG_FAIL(err, DG_E_CANCELLED, "cancelled before it began");
     if (op->n > DG_IDS_MAX || (op->n && !op->ids))
         return DG_FAIL(err, DG_E_ARG, "the op's token list makes no sense");
     DG_TRY(find_conversation(r, needs, err));
+    if (op->cancel && atomic_load(op->cancel))
+        return DG_FAIL(err, DG_E_CANCELLED, "cancelled before it began");
     const struct dg_conversation *v = r->v;
     if ((needs & CHECKS_AT) && op->at.epoch && (op->at.epoch != v->epoch || op->at.pos != v->s->kv.len))
         return DG_FAIL(err, DG_E_ARG, "stale position (epoch %llu, %lld): the log is at (epoch %llu, %lld)", (unsigned long long)op->at.epoch,

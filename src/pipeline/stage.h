@@ -56,7 +56,7 @@ struct dg_fault {
     enum dg_op_kind op;   /* kind it strikes */
     int32_t countdown;    /* the how-many-th such op, from 1 */
     int32_t block, step;  /* Generate, Propose: after this block's (from 0) step (from 1). Else before the op */
-    enum dg_status status; /* DG_E_BACKEND: the backend fails; DG_E_NUMERIC: NaN appears in its logits; DG_E_CANCELLED: the op's token
+    enum dg_status status; /* DG_E_BACKEND: the backend fails; DG_E_NUMERIC: NaN appears in the next step; DG_E_CANCELLED: the op's token
                             * is set */
 };
 /* engine: the last stage of the chain. */
