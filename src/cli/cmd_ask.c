@@ -23,12 +23,11 @@ struct options {
     bool raw, think, json, verbose, no_early_stop;
 };
 
-static struct dg_session *interrupted; /* session that Ctrl-C stops */
+static atomic_bool interrupted; /* by Ctrl-C */
 
 static void on_interrupt(int sig) {
     (void)sig;
-    if (interrupted)
-        atomic_store(&interrupted->cancel, true);
+    atomic_store(&interrupted, true);
     /* a second one ends the program at once */
     signal(SIGINT, SIG_DFL);
 }
@@ -146,8 +145,8 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
     turn_opts(&w->r, o, &w->text, &w->canvas, &t);
     struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
     DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
-    t.ctx = &w->report;
-    interrupted = w->r.session;
+    t.ctx = t.text_ctx = &w->report;
+    w->r.session->cancel = &interrupted;
     signal(SIGINT, on_interrupt);
     double start = dg_now();
     DG_TRY(dg_session_extend(w->r.session, w->ids.v, w->ids.n, dg_ask_on_prefill, &w->report, err));
@@ -192,7 +191,6 @@ int dg_cmd_ask(int argc, char **argv) {
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);
-    interrupted = NULL;
     dg_ask_report_deinit(&w.report);
     if (w.turn.s)
         dg_turn_deinit(&w.turn);

@@ -117,8 +117,8 @@ static enum dg_status run_path(const struct dg_model *m, const struct path *p, c
     c->be = be;
     struct dg_trace trace = {see, c};
     struct dg_denoise d = {in->canvas, in->canvas_n, in->sc, false, in->inv_t};
-    DG_GO(dg_forward_denoise(be, &s->planes, &s->kv, &d, &trace, err));
-    struct dg_plane logits = dg_plane_view(&s->planes.logits, in->canvas_n, m->cfg.vocab);
+    DG_GO(dg_forward_denoise(be, s->planes, &s->kv, &d, &trace, err));
+    struct dg_plane logits = dg_plane_view(&s->planes->logits, in->canvas_n, m->cfg.vocab);
     keep(c, "logits", -1, "F32", logits.rows, logits.cols, plane_f32(be, &logits));
     st = c->err.code == DG_OK ? dg_backend_status(be, err) : DG_FAIL(err, c->err.code, "%s", dg_error_text(&c->err));
 done:
