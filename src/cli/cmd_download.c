@@ -143,7 +143,8 @@ int dg_cmd_download(int argc, char **argv) {
         print_result(&o, &r, dg_now() - v.start);
     else if (st == DG_E_CANCELLED) {
         dg_error_clear(&err);
-        fprintf(stderr, "diffgemma download: interrupted with %s of %s there; the same command goes on where it was\n", amount((double)v.p.bytes_done).s,
+        fprintf(stderr, "diffgemma download: interrupted with %s of %s there; the same command goes on where it was\n",
+                amount((double)v.p.bytes_done).s,
                 amount((double)v.p.bytes).s);
         status = DG_EXIT_INTERRUPTED;
     } else

@@ -61,7 +61,8 @@ static enum dg_status check_options(struct dl *d, struct dg_error *err) {
     const char *endpoint = o->endpoint && *o->endpoint ? o->endpoint : DG_DOWNLOAD_ENDPOINT;
     d->revision = o->revision ? o->revision : "main";
     size_t n = strlen(d->revision);
-    if (n == 0 || n > 200 || strspn(d->revision, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./+") != n || strstr(d->revision, ".."))
+    if (n == 0 || n > 200 || strspn(d->revision, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./+") != n ||
+        strstr(d->revision, ".."))
         return DG_FAIL(err, DG_E_ARG, "--revision %s: give a branch, a tag or a commit", dg_clip(d->revision, n).s);
     size_t k = strlen(endpoint);
     while (k > 0 && endpoint[k - 1] == '/')

@@ -91,11 +91,13 @@ static bool on_head(void *arg, const struct dg_http_reply *r) {
     if (r->status != (j->ranged ? 206 : 200))
         return end_with(j, V_RETRY, DG_E_IO, "%s answers with status %ld", r->host, r->status);
     if (j->ranged && r->total >= 0 && r->total != size)
-        return end_with(j, V_RESTART, DG_E_IO, "%s has %lld bytes on %s, but %lld in the list", f->name, (long long)r->total, r->host, (long long)size);
+        return end_with(j, V_RESTART, DG_E_IO, "%s has %lld bytes on %s, but %lld in the list", f->name, (long long)r->total, r->host,
+                        (long long)size);
     if (j->ranged && (r->first != (int64_t)j->pos || r->last != (int64_t)j->end - 1))
         return end_with(j, V_RETRY, DG_E_IO, "%s sends another range of %s than asked for", r->host, f->name);
     if (!j->ranged && r->length >= 0 && r->length != size)
-        return end_with(j, V_RESTART, DG_E_IO, "%s has %lld bytes on %s, but %lld in the list", f->name, (long long)r->length, r->host, (long long)size);
+        return end_with(j, V_RESTART, DG_E_IO, "%s has %lld bytes on %s, but %lld in the list", f->name, (long long)r->length, r->host,
+                        (long long)size);
     if (j->ranged && r->length >= 0 && r->length != want)
         return end_with(j, V_RETRY, DG_E_IO, "%s announces %lld bytes for a range of %lld", r->host, (long long)r->length, (long long)want);
     return true;
@@ -104,7 +106,8 @@ static bool on_head(void *arg, const struct dg_http_reply *r) {
 static enum dg_status disk_error(const struct dl *d, const char *name, struct dg_error *err) {
     int e = errno;
     if (e == ENOSPC || e == EDQUOT || e == EFBIG)
-        return DG_FAIL(err, DG_E_IO, "no room left for %s in %s (%s): free some space and run this again, it goes on where it was", name, d->part, strerror(e));
+        return DG_FAIL(err, DG_E_IO, "no room left for %s in %s (%s): free some space and run this again, it goes on where it was", name,
+                       d->part, strerror(e));
     return DG_FAIL(err, DG_E_IO, "cannot write %s in %s: %s", name, d->part, strerror(e));
 }
 
@@ -502,7 +505,8 @@ static enum dg_status check_room(struct dl *d, struct dg_error *err) {
     uint64_t room = (uint64_t)v.f_bavail * v.f_frsize;
     if (room >= need && room - need >= SPARE_BYTES)
         return DG_OK;
-    return DG_FAIL(err, DG_E_IO, "not enough room in %s: %.1f GiB are needed, %.1f GiB are free; free some space, or give another folder with -o", d->part,
+    return DG_FAIL(err, DG_E_IO,
+                   "not enough room in %s: %.1f GiB are needed, %.1f GiB are free; free some space, or give another folder with -o", d->part,
                    (double)need / (1 << 30), (double)room / (1 << 30));
 }
 

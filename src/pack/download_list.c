@@ -77,8 +77,12 @@ static bool is_wanted(const struct kinds *k, const char *name) {
 static enum dg_status explain_kinds(const struct dl *d, const struct kinds *k, struct dg_error *err) {
     const char *id = d->o->repo;
     if (!k->pack && !k->single && !(k->sharded && k->weights)) {
-        const char *what = k->gguf ? "GGUF files" : k->torch ? "PyTorch weights" : k->weights ? "safetensors files without their index" : "no weights at all";
-        return DG_FAIL(err, DG_E_UNSUPPORTED, "%s holds %s; this engine reads safetensors checkpoints and .dgq packs, e.g. google/diffusiongemma-26B-A4B-it",
+        const char *what = k->gguf      ? "GGUF files"
+                           : k->torch   ? "PyTorch weights"
+                           : k->weights ? "safetensors files without their index"
+                                        : "no weights at all";
+        return DG_FAIL(err, DG_E_UNSUPPORTED,
+                       "%s holds %s; this engine reads safetensors checkpoints and .dgq packs, e.g. google/diffusiongemma-26B-A4B-it",
                        id, what);
     }
     const char *missing = !k->config ? "config.json" : !k->tokenizer ? "tokenizer.json" : NULL;
@@ -110,7 +114,8 @@ static enum dg_status take_row(struct dl *d, const char *name, const json_t *row
     snprintf(f->name, sizeof f->name, "%s", name);
     const char *hash = f->lfs ? json_string_value(json_object_get(lfs, "sha256")) : json_string_value(json_object_get(row, "blobId"));
     if (!json_is_integer(size) || json_integer_value(size) < 0 || !take_hash(f->hash, hash, f->lfs ? 64 : 40))
-        return DG_FAIL(err, DG_E_IO, "the file list of %s gives no size and hash for %s, so it could not be checked; is HF_ENDPOINT a hub?", d->o->repo,
+        return DG_FAIL(err, DG_E_IO, "the file list of %s gives no size and hash for %s, so it could not be checked; is HF_ENDPOINT a hub?",
+                       d->o->repo,
                        name);
     f->size = (uint64_t)json_integer_value(size);
     if (f->size > DG_DOWNLOAD_FILE_MAX)
@@ -184,7 +189,8 @@ static enum dg_status explain_status(const struct dl *d, const struct dg_http_re
                        token ? "run this again with a token (HF_TOKEN) of that account" : "set HF_TOKEN to a read token of that account");
     if (r->status == 401 || r->status == 403)
         return DG_FAIL(err, DG_E_IO, "%s: access refused (status %ld): %s", id, r->status,
-                       token ? "HF_TOKEN is not valid for it, or the name is misspelt" : "the name is misspelt, or it is private or gated: set HF_TOKEN");
+                       token ? "HF_TOKEN is not valid for it, or the name is misspelt"
+                             : "the name is misspelt, or it is private or gated: set HF_TOKEN");
     if (r->status == 404)
         return DG_FAIL(err, DG_E_IO, "%s is not on %s: check the spelling%s", id, d->origin, token ? "" : "; if it is private, set HF_TOKEN");
     if (r->status == 429)
@@ -200,9 +206,10 @@ enum dg_status dl_list(struct dl *d, struct dg_error *err) {
     struct dg_buf text;
     struct dg_http_reply r;
     int n = snprintf(url, sizeof url, "%s/api/models/%s/revision/", d->endpoint, d->o->repo);
-    if (n >= (int)sizeof url || !dg_http_escape(url, sizeof url, d->revision, false) || strlen(url) + 16 > sizeof url)
+    static const char query[] = "?blobs=true";
+    if (n >= (int)sizeof url || !dg_http_escape(url, sizeof url, d->revision, false) || strlen(url) + sizeof query > sizeof url)
         return DG_FAIL(err, DG_E_ARG, "the address of the hub or the revision is too long");
-    strcat(url, "?blobs=true");
+    memcpy(url + strlen(url), query, sizeof query);
     DG_TRY(dg_http_open(&h, &ho, err));
     dg_buf_init(&text, LIST_MAX);
     enum dg_status st = DG_OK;
@@ -215,13 +222,15 @@ enum dg_status dl_list(struct dl *d, struct dg_error *err) {
         if (st != DG_OK) {
             again = fault == DG_HTTP_RETRY || (fault == DG_HTTP_SETUP && try < 2);
             if (fault == DG_HTTP_CALLER)
-                st = DG_FAIL(err, text.status == DG_OK ? DG_E_IO : text.status, "the file list of %s is longer than %zu MiB", d->o->repo, LIST_MAX >> 20);
+                st = DG_FAIL(err, text.status == DG_OK ? DG_E_IO : text.status, "the file list of %s is longer than %zu MiB", d->o->repo,
+                             LIST_MAX >> 20);
         } else if (r.status == 200 && !r.html)
             break;
         else {
             again = r.status == 429 || r.status == 408 || r.status >= 500;
-            st = r.status == 200 ? DG_FAIL(err, DG_E_IO, "%s answers with a web page instead of a file list: a login page or a proxy in between?", r.host)
-                                 : explain_status(d, &r, err);
+            st = r.status == 200
+                     ? DG_FAIL(err, DG_E_IO, "%s answers with a web page instead of a file list: a login page or a proxy in between?", r.host)
+                     : explain_status(d, &r, err);
         }
         if (!again || try >= d->o->retries)
             break;

@@ -204,7 +204,8 @@ static enum dg_status look_at_target(struct dl *d, bool *already, struct dg_erro
     }
     *already = n_same == d->n_files;
     if (!*already && d->o->dir)
-        return DG_FAIL(err, DG_E_ARG, "%s exists and is not a complete copy of %s (%zu of %zu files match); give another folder with -o, or --force to replace it",
+        return DG_FAIL(err, DG_E_ARG,
+                       "%s exists and is not a complete copy of %s (%zu of %zu files match); give another folder with -o, or --force to replace it",
                        d->target, d->o->repo, n_same, d->n_files);
     return DG_OK;
 }

@@ -120,8 +120,8 @@ static void make(const char *root) {
             blob[i] = (uint8_t)(i * 2654435761u >> 13);
         snprintf(manifest, sizeof manifest,
                  "{\"version\": 1, \"profile\": \"q4\", \"source_model\": \"t\", \"blob_file\": \"model.dgq.bin\", \"tensors\": [{\"name\": \"a\", "
-                 "\"kind\": \"raw\", \"dtype\": \"BF16\", \"shape\": [100], \"offset\": 0, \"byte_len\": 200}, {\"name\": \"b\", \"kind\": \"raw\", \"dtype\": "
-                 "\"BF16\", \"shape\": [1000], \"offset\": %zu, \"byte_len\": 2000}]}\n",
+                 "\"kind\": \"raw\", \"dtype\": \"BF16\", \"shape\": [100], \"offset\": 0, \"byte_len\": 200}, {\"name\": \"b\", \"kind\": \"raw\", "
+                 "\"dtype\": \"BF16\", \"shape\": [1000], \"offset\": %zu, \"byte_len\": 2000}]}\n",
                  (sizeof blob - 2000) / 64 * 64 + (bad ? 64 : 0));
         mk_mkdir(root, name);
         snprintf(dir, sizeof dir, "%s/%s", root, name);
@@ -322,8 +322,8 @@ static bool send_resolved(struct conn *c, const char *repo, const char *how, con
     if (!w)
         return send_file(c, f, &m);
     if (!cdn && (is(how, "redirect") || is(how, "cdn403") || is(how, "needtoken"))) {
-        snprintf(header, sizeof header, "Location: http://127.0.0.1:%d/cdn/%s/%s?sig=s3cr3t\r\nX-Linked-Etag: \"%s\"\r\nX-Linked-Size: %zu\r\n", cdn_port, repo,
-                 f->name, f->hash, f->n);
+        snprintf(header, sizeof header, "Location: http://127.0.0.1:%d/cdn/%s/%s?sig=s3cr3t\r\nX-Linked-Etag: \"%s\"\r\nX-Linked-Size: %zu\r\n",
+                 cdn_port, repo, f->name, f->hash, f->n);
         return status(c, "302 Found", header);
     }
     if (cdn)
@@ -344,7 +344,11 @@ static bool send_resolved(struct conn *c, const char *repo, const char *how, con
         return status(c, "416 Range Not Satisfiable", "");
     if (is(how, "html"))
         return status(c, "200 OK", "");
-    m.cut = is(how, "cut") ? 150000 : is(how, "cut3") && nth < 3 ? 1000 : is(how, "cut0") ? 0 : is(how, "wholecut") && c->has_range == 0 && nth < 6 ? 700000 : -1;
+    m.cut = is(how, "cut")                                             ? 150000
+            : is(how, "cut3") && nth < 3                               ? 1000
+            : is(how, "cut0")                                          ? 0
+            : is(how, "wholecut") && c->has_range == 0 && nth < 6      ? 700000
+                                                                       : -1;
     m.no_range = is(how, "whole") || is(how, "wholecut") || is(how, "wholex");
     if (is(how, "wholex"))
         m.cut = 700000;
