@@ -371,7 +371,7 @@ bool dg_row_finite(const float *x, int64_t k, float *abs_max) {
 }
 
 float dg_nvfp4_global(enum dg_codes codes, float abs_max) {
-    float most_scale = codes == DG_CODES_FIT ? 240.0f : 448.0f, g = abs_max / (E2M1_MAX * most_scale);
+    float most_scale = codes == DG_CODES_FIT ? 192.0f : 448.0f, g = abs_max / (E2M1_MAX * most_scale);
     if (abs_max == 0.0f)
         return 1.0f;
     return g > FLT_MIN ? g : FLT_MIN;

@@ -65,7 +65,7 @@ static enum dg_status logits_of(struct engine *e, const json_t *c, int which, fl
     DG_TRY(st);
     make_canvas(c, cfg, which, canvas);
     DG_TRY(dg_session_step(e->s, canvas, cfg->canvas, DG_SC_SEED, 1.0f, err));
-    e->be->ops->read(e->be, out, e->s->planes.logits.data, (size_t)cfg->canvas * (size_t)cfg->vocab * sizeof *out);
+    e->be->ops->read(e->be, out, e->s->planes->logits.data, (size_t)cfg->canvas * (size_t)cfg->vocab * sizeof *out);
     return dg_backend_status(e->be, err);
 }
 

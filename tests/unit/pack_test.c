@@ -129,7 +129,7 @@ static float *logits_of(const char *dir) {
         dg_session_extend(s, prompt, 5, NULL, NULL, &err) != DG_OK || dg_session_step(s, canvas, 16, DG_SC_SEED, 1.25f, &err) != DG_OK ||
         dg_session_step(s, canvas, 16, DG_SC_SOFT, 1.25f, &err) != DG_OK)
         fail_msg("%s", dg_error_text(&err));
-    be->ops->read(be, z, s->planes.logits.data, n * sizeof *z);
+    be->ops->read(be, z, s->planes->logits.data, n * sizeof *z);
     dg_session_destroy(s);
     dg_backend_destroy(be);
     dg_model_close(m);
@@ -698,7 +698,7 @@ static void synthetic(void **state) {
         dg_session_extend(ses, canvas, 5, NULL, NULL, &err) != DG_OK || dg_session_step(ses, canvas, 16, DG_SC_SEED, 1.25f, &err) != DG_OK ||
         dg_session_step(ses, canvas, 16, DG_SC_SOFT, 1.25f, &err) != DG_OK)
         fail_msg("%s", dg_error_text(&err));
-    const float *z = ses->planes.logits.data;
+    const float *z = ses->planes->logits.data;
     int survivors = 0;
     for (int i = 0; i < 16; i++) {
         const float *row = z + i * 2048;
