@@ -353,6 +353,8 @@ void nv_layer(struct nv_model *m, int l, bool encoder, double *x, int n, int64_t
     snprintf(name, sizeof name, encoder ? "model.encoder.language_model.layers.%d.layer_scalar" : "model.decoder.layers.%d.layer_scalar", l);
     double scalar = nv_tensor(m, name, 1)[0];
     attention(m, l, encoder, x, n, pos0, look);
+    if (look && look->attention_only)
+        return;
     for (int i = 0; i < n; i++)
         feed_forward(m, l, scalar, x + (int64_t)i * m->hidden, look && look->router ? look->router + (int64_t)i * m->experts : NULL);
     if (look && look->out)
