@@ -162,10 +162,10 @@ static void chunks_of(struct dg_backend *b, int n, bool user, const int *cut, in
 
 static void chunks(void **state) {
     (void)state;
-    static const int few[] = {1, 7, 64}, many[] = {1, 2, 3, 7, 15, 16, 17, 30, 31, 32, 33, 64, 65, 200};
+    static const int few[] = {1, 7, 64}, many[] = {1, 2, 3, 7, 15, 16, 17, 30, 31, 32, 33, 34, 64, 65, 66, 200};
     chunks_of(be, 140, true, few, 3); /* crosses the window of 128 */
-    chunks_of(small, 300, true, many, 14);
-    chunks_of(small, 300, false, many, 14);
+    chunks_of(small, 300, true, many, 16);
+    chunks_of(small, 300, false, many, 16);
 }
 
 /* A conversation that grows by pieces and one that comes at once. */
