@@ -65,5 +65,7 @@ void dg_runtime_close(struct dg_runtime *r);
 
 /* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */
 enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, struct dg_error *err) DG_MUST_CHECK;
+/* Token ids as text: whole numbers between white space, commas or brackets. Errors: DG_E_ARG naming the first word that is none. */
+enum dg_status dg_read_ids(const char *text, struct dg_ids *out, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

@@ -133,3 +133,19 @@ enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, str
         fclose(f);
     return st;
 }
+
+enum dg_status dg_read_ids(const char *s, struct dg_ids *out, struct dg_error *err) {
+    static const char between[] = " \t\r\n,[]";
+    while (*(s += strspn(s, between))) {
+        size_t n = strcspn(s, between);
+        char *end;
+        errno = 0;
+        long v = strtol(s, &end, 10);
+        if (errno || end != s + n || v < 0 || v > INT32_MAX)
+            return DG_FAIL(err, DG_E_ARG, "'%.*s' is not a token id", (int)(n < 20 ? n : 20), s);
+        if (dg_ids_push(out, (int32_t)v) != DG_OK)
+            return DG_FAIL(err, out->status, "too many token ids");
+        s = end;
+    }
+    return DG_OK;
+}
