@@ -1,644 +1,482 @@
-/* Stages around the engine: op log and replay, validator, repair, script. */
+/* The stages of the bundled model (embedding, norm, GLU, rope, attention, router, experts) and whole passes over it, pinned against
+ * a naive second implementation that shares nothing with the engine but the files. The contract of the single ops is ops_test. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "pipeline/pipeline.h"
-#include "pipeline/replay.h"
-#include "support/mkckpt.h"
-#include "support/rig.h"
+#include "model/forward.h"
+#include "ops/backends.h"
+#include "support/naive.h"
 
-#include <signal.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-static struct rig rig;
-static struct dg_engine *engine;
-static struct dg_stage *stage;
+#define ROWS 12      /* of the single stages */
+#define PROMPT 140   /* longer than the window of 128 */
+#define CTX 512
 
-static void begin_rig(int64_t ctx, size_t conversations) {
-    rig_open(&rig, 5, ctx, 64);
-    rig.opts.conversations_max = conversations;
-    engine = rig_engine(&rig);
-    stage = dg_engine_stage(engine);
-}
+static struct dg_model *model;
+static struct dg_backend *be;
+static struct nv_model nv;
+static int32_t tokens[PROMPT + 64];
+static double *kept[3]; /* residual rows, see there */
 
-static void end_rig(void) {
-    dg_stage_destroy(stage);
-    rig_close(&rig);
-}
-
-static struct dg_result done(struct dg_op op) {
-    struct dg_result r = {0};
+static int setup(void **state) {
+    (void)state;
     struct dg_error err = {0};
-    if (dg_stage_call(stage, &op, NULL, NULL, &r, &err) != DG_OK)
-        fail_msg("%s: %s", dg_op_name(op.kind), dg_error_text(&err));
-    return r;
+    char dir[4096];
+    const char *root = getenv("DG_ROOT");
+    snprintf(dir, sizeof dir, "%s/models/mini", root ? root : ".");
+    struct dg_backend_opts o = {.exact = true};
+    if (dg_model_open(&model, dir, &err) != DG_OK || dg_backend_open(&be, "ref", model, &o, &err) != DG_OK) {
+        fprintf(stderr, "%s\n", dg_error_text(&err));
+        return 1;
+    }
+    struct dg_reserve r = {.rows = PROMPT, .ctx = CTX, .k_max = 1024, .topk = 4, .experts = 16, .moe = 128, .hidden = 256};
+    if (dg_backend_reserve(be, &r, &err) != DG_OK)
+        return 1;
+    nv_open(&nv, dir, CTX);
+    uint64_t s = 7;
+    for (size_t i = 0; i < sizeof tokens / sizeof *tokens; i++)
+        tokens[i] = (int32_t)((nv_random(&s) + 1) / 2 * nv.vocab);
+    return 0;
 }
 
-/* As done, for ops that a random session may also see refused. */
-static struct dg_result tried(struct dg_op op) {
-    struct dg_result r = {0};
-    struct dg_error err = {0};
-    if (dg_stage_call(stage, &op, NULL, NULL, &r, &err) != DG_OK)
-        dg_error_clear(&err);
-    return r;
+static int teardown(void **state) {
+    (void)state;
+    for (int l = 0; l < 3; l++)
+        free(kept[l]);
+    nv_close(&nv);
+    dg_backend_destroy(be);
+    dg_model_close(model);
+    return 0;
 }
 
-static uint64_t print(void) { return done((struct dg_op){.kind = DG_OP_FINGERPRINT}).fingerprint; }
-
-/* --- op log --- */
-
-static void log_to(const char *dir) {
-    struct dg_oplog_head h = {"test", rig.dir, dg_model_id(rig.model), "ref", &rig.opts, rig.opts.conversations_max, false};
+static void be_ok(void) {
     struct dg_error err = {0};
-    if (dg_stage_oplog(&stage, stage, dir, &h, false, &err) != DG_OK)
+    if (dg_backend_status(be, &err) != DG_OK)
         fail_msg("%s", dg_error_text(&err));
 }
 
-static enum dg_status open_again(void *ctx, const struct dg_oplog_session *head, struct dg_stage **out, struct dg_error *err) {
-    (void)ctx;
-    assert_int_equal(head->model_id, dg_model_id(rig.model));
-    assert_string_equal(head->model_dir, rig.dir);
-    assert_int_equal(head->engine.session.ctx, rig.opts.session.ctx);
-    struct dg_engine *e;
-    DG_TRY(dg_engine_create(&e, rig.be, &head->engine, err));
-    *out = dg_engine_stage(e);
-    return DG_OK;
+/* Compares against the naive numbers, relative to the largest of them. */
+static void close_to(const char *what, const float *got, const double *want, int64_t n, double tolerance) {
+    double top = 1e-30, worst = 0;
+    int64_t at = 0;
+    for (int64_t i = 0; i < n; i++)
+        top = fabs(want[i]) > top ? fabs(want[i]) : top;
+    for (int64_t i = 0; i < n; i++) {
+        double d = fabs((double)got[i] - want[i]);
+        if (!(d <= worst)) {
+            worst = isnan(d) ? INFINITY : d;
+            at = i;
+        }
+    }
+    if (!(worst <= tolerance * top))
+        fail_msg("%s: element %lld is %.9g, should be %.9g (largest %.3g, tolerance %.1g)", what, (long long)at, (double)got[at], want[at], top,
+                 tolerance);
 }
 
-struct told {
-    int sessions, differing;
-    int64_t op, ops;
-    char note[128], recorded[512], replayed[512];
+static struct dg_plane plane(int32_t rows, int32_t cols) {
+    struct dg_plane p = dg_plane_alloc(be, DG_F32, rows, cols);
+    be_ok();
+    return p;
+}
+
+/* A plane of rows from doubles. */
+static struct dg_plane plane_of(const double *x, int32_t rows, int32_t cols) {
+    struct dg_plane p = plane(rows, cols);
+    for (int64_t i = 0; i < (int64_t)rows * cols; i++)
+        ((float *)p.data)[i] = (float)x[i];
+    return p;
+}
+
+/* Residual rows as layer l sees them: sizes that the model's own numbers have. Causal, so one computation serves any number of rows. */
+static double *residual(int l, int n) {
+    int64_t all = (int64_t)PROMPT * nv.hidden;
+    if (!kept[l]) {
+        kept[l] = nv_new(all);
+        nv_embed(&nv, tokens, PROMPT, kept[l]);
+        for (int i = 0; i < l; i++)
+            nv_layer(&nv, i, true, kept[l], PROMPT, 0, NULL);
+    }
+    double *x = nv_new((int64_t)n * nv.hidden);
+    memcpy(x, kept[l], (size_t)n * (size_t)nv.hidden * sizeof *x);
+    return x;
+}
+
+static void embedding_stage(void **state) {
+    (void)state;
+    double *want = nv_new((int64_t)ROWS * nv.hidden);
+    int32_t *ids = be->ops->alloc(be, ROWS * sizeof *ids);
+    memcpy(ids, tokens, ROWS * sizeof *ids);
+    ids[0] = 0;
+    ids[1] = nv.vocab - 1;
+    struct dg_plane y = plane(ROWS, nv.hidden);
+    be->ops->embed(be, ids, ROWS, &model->embed, sqrtf((float)nv.hidden), &y);
+    be_ok();
+    nv_embed(&nv, ids, ROWS, want);
+    close_to("embedding", y.data, want, (int64_t)ROWS * nv.hidden, 0); /* the scale is 16: exact */
+    be->ops->free(be, ids);
+    dg_plane_free(be, &y);
+    free(want);
+}
+
+static void norm_stage(void **state) {
+    (void)state;
+    double *x = residual(0, ROWS), *want = nv_new((int64_t)ROWS * nv.hidden);
+    struct dg_plane in = plane_of(x, ROWS, nv.hidden), y = plane(ROWS, nv.hidden);
+    for (int i = 0; i < ROWS; i++)
+        nv_norm(x + i * nv.hidden, nv_layer_tensor(&nv, 0, "input_layernorm.weight", nv.hidden), nv.hidden, nv.eps, want + i * nv.hidden);
+    be->ops->rms_norm(be, &in, &model->layer[0].input_norm, 1, (float)nv.eps, &y);
+    be_ok();
+    close_to("norm", y.data, want, (int64_t)ROWS * nv.hidden, 1e-6);
+    /* the other six of the layer are where they belong */
+    static const char *const name[] = {"post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm_1",
+                                       "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2", "post_feedforward_layernorm"};
+    const struct dg_layer *w = &model->layer[0];
+    const struct dg_vec *vec[] = {&w->post_attn_norm, &w->pre_ff_norm, &w->post_ff_norm_1, &w->pre_ff_norm_2, &w->post_ff_norm_2, &w->post_ff_norm};
+    for (size_t k = 0; k < sizeof vec / sizeof *vec; k++) {
+        char full[64];
+        snprintf(full, sizeof full, "%s.weight", name[k]);
+        nv_norm(x, nv_layer_tensor(&nv, 0, full, nv.hidden), nv.hidden, nv.eps, want);
+        struct dg_plane one = dg_plane_view(&in, 1, nv.hidden), out = dg_plane_view(&y, 1, nv.hidden);
+        be->ops->rms_norm(be, &one, vec[k], 1, (float)nv.eps, &out);
+        be_ok();
+        close_to(name[k], y.data, want, nv.hidden, 1e-6);
+    }
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &y);
+    free(x);
+    free(want);
+}
+
+static void glu_stage(void **state) {
+    (void)state;
+    int h = nv.hidden, f = nv.inter;
+    double *x = residual(0, ROWS), *want = nv_new((int64_t)ROWS * f), *g = nv_new(f), *u = nv_new(f);
+    struct dg_plane in = plane_of(x, ROWS, h), y = plane(ROWS, f);
+    for (int i = 0; i < ROWS; i++) {
+        nv_matvec(nv_layer_tensor(&nv, 0, "mlp.gate_proj.weight", (int64_t)f * h), f, h, x + i * h, g);
+        nv_matvec(nv_layer_tensor(&nv, 0, "mlp.up_proj.weight", (int64_t)f * h), f, h, x + i * h, u);
+        for (int k = 0; k < f; k++)
+            want[i * f + k] = nv_gelu(g[k]) * u[k];
+    }
+    const struct dg_mat *w[2] = {&model->layer[0].gate, &model->layer[0].up};
+    be->ops->linear(be, &in, w, 2, DG_EPI_GLU, &y);
+    be_ok();
+    close_to("GLU", y.data, want, (int64_t)ROWS * f, 2e-6);
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &y);
+    free(x);
+    free(want);
+    free(g);
+    free(u);
+}
+
+/* A layer's cache of CTX positions in plain order, or a ring. */
+static struct dg_kv_layer cache(int l, enum dg_dtype dtype, int64_t slots, bool ring) {
+    struct dg_kv_layer kv = {NULL, NULL, dtype, nv.kv[l], nv.hd[l], slots, ring, nv.full[l] ? 0 : nv.window};
+    size_t bytes = (size_t)slots * (size_t)nv.kv[l] * (size_t)nv.hd[l] * dg_dtype_bytes(dtype);
+    kv.k = be->ops->alloc(be, bytes);
+    kv.v = be->ops->alloc(be, bytes);
+    be_ok();
+    return kv;
+}
+
+static void cache_free(struct dg_kv_layer *kv) {
+    be->ops->free(be, kv->k);
+    be->ops->free(be, kv->v);
+}
+
+static double entry(const struct dg_kv_layer *kv, const void *plane_data, int64_t slot, int col) {
+    int64_t i = slot * kv->kv_heads * kv->hd + col;
+    return kv->dtype == DG_F32 ? (double)((const float *)plane_data)[i] : nv_f16(((const uint16_t *)plane_data)[i]);
+}
+
+static float *rope_table(int l, int64_t pos0, int n, bool sine) {
+    int half = nv.hd[l] / 2, full = nv.full[l];
+    float *t = be->ops->alloc(be, (size_t)n * (size_t)half * sizeof *t);
+    for (int i = 0; i < n; i++)
+        for (int d = 0; d < half; d++) {
+            double a = d < nv.factor[full] * half ? (double)(pos0 + i) * pow(nv.theta[full], -2.0 * d / nv.hd[l]) : 0;
+            t[i * half + d] = (float)(sine ? sin(a) : cos(a));
+        }
+    return t;
+}
+
+/* Projection, per-head norms and rotation of layer l through the ops: queries as nv computes them, keys and values in their slots, and
+ * not one byte anywhere else. The last two rows are padding. */
+static void rope_layer(int l, enum dg_dtype dtype, int64_t pos0, bool ring, int64_t slots) {
+    int hd = nv.hd[l], qn = nv.heads * hd, kn = nv.kv[l] * hd, live = ROWS - 2;
+    const struct dg_layer *w = &model->layer[l];
+    bool has_v = w->v.data != NULL;
+    assert_int_equal(has_v, !nv.full[l]);
+    double *x = residual(l, ROWS), *q = nv_new((int64_t)ROWS * qn), *copy = nv_new((int64_t)ROWS * nv.hidden);
+    memcpy(copy, x, (size_t)ROWS * (size_t)nv.hidden * sizeof *copy);
+    nv_layer(&nv, l, true, copy, ROWS, pos0, &(struct nv_look){.q = q});
+
+    struct dg_plane in = plane_of(x, ROWS, nv.hidden), h = plane(ROWS, nv.hidden), qkv = plane(ROWS, qn + (has_v ? 2 : 1) * kn);
+    struct dg_kv_layer kv = cache(l, dtype, slots, ring);
+    size_t bytes = (size_t)slots * (size_t)kn * dg_dtype_bytes(dtype);
+    memset(kv.k, 0xa5, bytes);
+    memset(kv.v, 0xa5, bytes);
+    const struct dg_mat *stacked[3] = {&w->q, &w->k, &w->v};
+    float *cosine = rope_table(l, pos0, ROWS, false), *sine = rope_table(l, pos0, ROWS, true);
+    struct dg_batch b = {ROWS, live, pos0, true, -1, 0};
+    be->ops->rms_norm(be, &in, &w->input_norm, 1, (float)nv.eps, &h);
+    be->ops->linear(be, &h, stacked, has_v ? 3 : 2, DG_EPI_NONE, &qkv);
+    be->ops->qkv_store(be, &qkv, nv.heads, has_v, &w->q_norm, &w->k_norm, (float)nv.eps, cosine, sine, &b, &kv);
+    be_ok();
+
+    float *got = malloc((size_t)qn * sizeof *got);
+    for (int i = 0; i < live; i++) {
+        memcpy(got, (const float *)qkv.data + (int64_t)i * qkv.ld, (size_t)qn * sizeof *got);
+        close_to("rotated queries", got, q + (int64_t)i * qn, qn, 3e-6);
+    }
+    free(got);
+    /* f16 keeps 11 bits */
+    double tol = dtype == DG_F16 ? 0x1p-11 : 3e-6;
+    char *written = calloc((size_t)slots, 1);
+    for (int i = 0; i < live; i++) {
+        int64_t p = pos0 + i, slot = ring ? p % slots : p;
+        written[slot] = 1;
+        for (int c = 0; c < kn; c++) {
+            double k = nv.k[l][p * kn + c], v = nv.v[l][p * kn + c];
+            if (fabs(entry(&kv, kv.k, slot, c) - k) > tol * (fabs(k) + 1) || fabs(entry(&kv, kv.v, slot, c) - v) > tol * (fabs(v) + 1))
+                fail_msg("layer %d, position %lld, column %d: K %.9g and V %.9g, should be %.9g and %.9g", l, (long long)p, c,
+                         entry(&kv, kv.k, slot, c), entry(&kv, kv.v, slot, c), k, v);
+        }
+    }
+    size_t row = bytes / (size_t)slots;
+    for (int64_t s = 0; s < slots; s++)
+        for (size_t k = 0; !written[s] && k < row; k++)
+            if (((uint8_t *)kv.k)[(size_t)s * row + k] != 0xa5 || ((uint8_t *)kv.v)[(size_t)s * row + k] != 0xa5)
+                fail_msg("layer %d: slot %lld was written though no live row belongs there", l, (long long)s);
+    free(written);
+    cache_free(&kv);
+    be->ops->free(be, cosine);
+    be->ops->free(be, sine);
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &h);
+    dg_plane_free(be, &qkv);
+    free(x);
+    free(q);
+    free(copy);
+}
+
+static void rope_stage(void **state) {
+    (void)state;
+    for (int dtype = 0; dtype < 2; dtype++) {
+        enum dg_dtype t = dtype ? DG_F16 : DG_F32;
+        rope_layer(0, t, 0, false, 64);
+        rope_layer(0, t, 0, true, 64);
+        rope_layer(0, t, 250, true, 256); /* rows on both sides of the ring's end; padding would wrap onto live slots */
+        rope_layer(2, t, 0, false, CTX);  /* full: V is the raw K, a quarter of the pairs turn */
+        rope_layer(2, t, 300, false, CTX);
+    }
+}
+
+/* Keys and values of PROMPT positions and a canvas, then the op over them, in one batch. */
+static void attention_layer(int l, enum dg_dtype dtype, bool causal, int64_t pos0, int n) {
+    int hd = nv.hd[l], qn = nv.heads * hd, kn = nv.kv[l] * hd;
+    bool ring = !nv.full[l];
+    int64_t slots = ring ? 256 : CTX;
+    double *x = residual(l, n), *q = nv_new((int64_t)n * qn), *att = nv_new((int64_t)n * qn);
+    struct nv_look look = {.q = q, .att = att};
+    double *before = residual(l, (int)pos0 > 0 ? (int)pos0 : 1);
+    if (pos0)
+        nv_layer(&nv, l, true, before, (int)pos0, 0, NULL);
+    nv_layer(&nv, l, causal, x, n, pos0, &look);
+    struct dg_kv_layer kv = cache(l, dtype, slots, ring);
+    for (int64_t p = 0; p < pos0 + n; p++)
+        for (int c = 0; c < kn; c++) {
+            int64_t at = dg_kv_slot(&kv, p) * kn + c;
+            if (dtype == DG_F32) {
+                ((float *)kv.k)[at] = (float)nv.k[l][p * kn + c];
+                ((float *)kv.v)[at] = (float)nv.v[l][p * kn + c];
+            } else {
+                _Float16 k = (_Float16)nv.k[l][p * kn + c], v = (_Float16)nv.v[l][p * kn + c];
+                memcpy((uint16_t *)kv.k + at, &k, 2);
+                memcpy((uint16_t *)kv.v + at, &v, 2);
+            }
+        }
+    struct dg_plane in = plane_of(q, n, qn), y = plane(n, qn);
+    struct dg_batch b = {n, n, pos0, causal, -1, 0};
+    be->ops->attention(be, &in, nv.heads, &b, &kv, &y);
+    be_ok();
+    char what[96];
+    snprintf(what, sizeof what, "attention of layer %d, %s, %s KV, %d rows at %lld", l, causal ? "causal" : "bidirectional",
+             dtype == DG_F16 ? "f16" : "f32", n, (long long)pos0);
+    close_to(what, y.data, att, (int64_t)n * qn, dtype == DG_F16 ? 4e-3 : 1e-5);
+    cache_free(&kv);
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &y);
+    free(x);
+    free(before);
+    free(q);
+    free(att);
+}
+
+static void attention_stage(void **state) {
+    (void)state;
+    static const int layers[] = {0, 2};
+    for (int k = 0; k < 2; k++)
+        for (int dtype = 0; dtype < 2; dtype++) {
+            enum dg_dtype t = dtype ? DG_F16 : DG_F32;
+            attention_layer(layers[k], t, true, 0, 1);
+            attention_layer(layers[k], t, true, 0, PROMPT);   /* crosses the window */
+            attention_layer(layers[k], t, true, 137, 17);
+            attention_layer(layers[k], t, false, 0, 5);       /* a canvas without a prompt */
+            attention_layer(layers[k], t, false, PROMPT, 64); /* window - 1 of the prompt, the whole canvas */
+        }
+}
+
+static void router_stage(void **state) {
+    (void)state;
+    int h = nv.hidden, k = nv.topk;
+    double *x = residual(0, ROWS), *copy = residual(0, ROWS), *logits = nv_new((int64_t)ROWS * nv.experts), *t = nv_new(h);
+    const struct dg_layer *w = &model->layer[0];
+    struct dg_plane in = plane_of(x, ROWS, h), y = plane(ROWS, h);
+    struct dg_routing r = {be->ops->alloc(be, (size_t)ROWS * (size_t)k * 4), be->ops->alloc(be, (size_t)ROWS * (size_t)k * 4), k};
+    be->ops->rms_norm(be, &in, &w->router_scale, 1 / sqrtf((float)h), (float)nv.eps, &y);
+    be->ops->router(be, &y, &w->router, &w->per_expert_scale, &r);
+    be_ok();
+    for (int i = 0; i < ROWS; i++) {
+        int id[8];
+        double weight[8];
+        nv_norm(x + i * h, nv_layer_tensor(&nv, 0, "router.scale", h), h, nv.eps, t);
+        for (int d = 0; d < h; d++)
+            t[d] *= pow(h, -0.5);
+        nv_matvec(nv_layer_tensor(&nv, 0, "router.proj.weight", (int64_t)nv.experts * h), nv.experts, h, t, logits);
+        nv_route(logits, nv.experts, k, nv_layer_tensor(&nv, 0, "router.per_expert_scale", nv.experts), id, weight);
+        for (int e = 0; e < k; e++) {
+            assert_int_equal(r.expert[i * k + e], id[e]);
+            if (fabs((double)r.weight[i * k + e] - weight[e]) > 2e-6)
+                fail_msg("row %d: expert %d weighs %.8f, should weigh %.8f", i, id[e], (double)r.weight[i * k + e], weight[e]);
+        }
+    }
+    be->ops->free(be, r.expert);
+    be->ops->free(be, r.weight);
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &y);
+    free(x);
+    free(copy);
+    free(logits);
+    free(t);
+}
+
+static void experts_stage(void **state) {
+    (void)state;
+    int h = nv.hidden, k = nv.topk;
+    int64_t gu = (int64_t)2 * nv.moe * h, dn = (int64_t)h * nv.moe;
+    double *x = residual(0, ROWS), *want = nv_new((int64_t)ROWS * h);
+    struct dg_plane in = plane_of(x, ROWS, h), y = plane(ROWS, h);
+    struct dg_routing r = {be->ops->alloc(be, (size_t)ROWS * (size_t)k * 4), be->ops->alloc(be, (size_t)ROWS * (size_t)k * 4), k};
+    uint64_t s = 3;
+    for (int i = 0; i < ROWS; i++)
+        for (int e = 0; e < k; e++) {
+            /* every expert is used by some row; row 0 uses the last ones */
+            int id = i ? (i * 5 + e * 3) % nv.experts : nv.experts - 1 - e;
+            double weight = nv_random(&s);
+            r.expert[i * k + e] = id;
+            r.weight[i * k + e] = (float)weight;
+            nv_expert(nv_layer_tensor(&nv, 0, "experts.gate_up_proj", nv.experts * gu) + id * gu,
+                      nv_layer_tensor(&nv, 0, "experts.down_proj", nv.experts * dn) + id * dn, nv.moe, h, x + i * h, weight, want + i * h);
+        }
+    be->ops->experts(be, &in, &r, &model->layer[0].gate_up, &model->layer[0].expert_down, &y);
+    be_ok();
+    close_to("experts", y.data, want, (int64_t)ROWS * h, 3e-6);
+    be->ops->free(be, r.expert);
+    be->ops->free(be, r.weight);
+    dg_plane_free(be, &in);
+    dg_plane_free(be, &y);
+    free(x);
+    free(want);
+}
+
+struct layers_seen {
+    const double *want; /* [layers][n][hidden] */
+    int seen;
 };
 
-static void on_report(void *ctx, const struct dg_replay_session *s) {
-    struct told *t = ctx;
-    t->sessions++;
-    t->differing += s->differs;
-    t->ops += s->ops;
-    t->op = s->op;
-    snprintf(t->note, sizeof t->note, "%s", s->note);
-    snprintf(t->recorded, sizeof t->recorded, "%s", s->recorded);
-    snprintf(t->replayed, sizeof t->replayed, "%s", s->replayed);
-}
-
-static struct dg_replay_total replayed(const char *path, struct told *t) {
-    struct dg_replay_opts o = {NULL, open_again, on_report, t};
-    struct dg_replay_total total;
-    struct dg_error err = {0};
-    memset(t, 0, sizeof *t);
-    if (dg_replay_run(path, &o, &total, &err) != DG_OK)
-        fail_msg("%s", dg_error_text(&err));
-    return total;
-}
-
-static void cancel_at(void *ctx, const struct dg_event *e) {
-    struct {
-        atomic_bool token;
-        int left;
-    } *c = ctx;
-    if (e->kind != DG_EV_ANSWER && --c->left == 0)
-        atomic_store(&c->token, true);
-}
-
-/* Every kind of op, good and refused, cancelled at every kind of place. */
-static void lively_session(const char *dir) {
-    char path[600];
-    int32_t ids[60];
-    for (int i = 0; i < 60; i++)
-        ids[i] = 2 + i * 7 % 150;
-    snprintf(path, sizeof path, "%s/saved", dir);
-    tried((struct dg_op){.kind = DG_OP_PING});
-    tried((struct dg_op){.kind = DG_OP_EXTEND, .ids = ids, .n = 60});
-    struct dg_result r = tried((struct dg_op){.kind = DG_OP_MARK, .mark = "a \"quoted\" \\ name\n"});
-    struct dg_kv_id at = r.at;
-    for (int i = 1; i < 12; i++) {
-        struct {
-            atomic_bool token;
-            int left;
-        } c = {false, i};
-        struct dg_op gen = {.kind = i % 3 ? DG_OP_GENERATE : DG_OP_FILL, .len = 100, .seed = (uint64_t)i, .cancel = &c.token};
-        struct dg_error err = {0};
-        if (dg_stage_call(stage, &gen, cancel_at, &c, NULL, &err) != DG_OK)
-            dg_error_clear(&err);
-    }
-    atomic_bool now = true;
-    tried((struct dg_op){.kind = DG_OP_GENERATE, .cancel = &now});
-    tried((struct dg_op){.kind = DG_OP_REWIND, .at = at});
-    tried((struct dg_op){.kind = DG_OP_REWIND, .mark = "a \"quoted\" \\ name\n"});
-    r = tried((struct dg_op){.kind = DG_OP_GENERATE});
-    ids[0] = 9;
-    tried((struct dg_op){.kind = DG_OP_FINALIZE, .ids = ids, .n = 10});
-    dg_ids_deinit(&r.ids);
-    tried((struct dg_op){.kind = DG_OP_SPLICE, .start = 5, .end = 20, .ids = ids, .n = 7});
-    tried((struct dg_op){.kind = DG_OP_SAVE, .path = path});
-    tried((struct dg_op){.kind = DG_OP_LOAD, .path = path});
-    tried((struct dg_op){.kind = DG_OP_LOAD, .path = "/nowhere/at all"});
-    tried((struct dg_op){.kind = DG_OP_ACTIVATE, .conv = 1});
-    tried((struct dg_op){.kind = DG_OP_ROUTE, .ids = ids, .n = 40});
-    tried((struct dg_op){.kind = DG_OP_ALIGN, .ids = ids, .n = 40});
-    tried((struct dg_op){.kind = DG_OP_RELEASE});
-    tried((struct dg_op){.kind = DG_OP_ACTIVATE, .conv = DG_CONV_NEW});
-    int32_t canvas[] = {1, 2, 3, 4, 5};
-    struct dg_gen g = rig.opts.gen;
-    g.canvas_ids = canvas;
-    g.canvas_n = 5;
-    g.seed = UINT64_MAX;
-    g.sampler.argmax = false;
-    tried((struct dg_op){.kind = DG_OP_BEGIN_TURN, .gen = &g});
-    r = tried((struct dg_op){.kind = DG_OP_PROPOSE});
-    dg_ids_deinit(&r.ids);
-    tried((struct dg_op){.kind = DG_OP_DISCARD});
-    r = tried((struct dg_op){.kind = DG_OP_PROPOSE, .len = 9});
-    dg_ids_deinit(&r.ids);
-    tried((struct dg_op){.kind = DG_OP_COMMIT, .kept = 4});
-    r = tried((struct dg_op){.kind = DG_OP_END_TURN});
-    dg_ids_deinit(&r.ids);
-    tried((struct dg_op){.kind = DG_OP_EXTEND, .ids = canvas, .n = 5, .as_turn = true});
-    tried((struct dg_op){.kind = DG_OP_FINGERPRINT});
-    tried((struct dg_op){.kind = DG_OP_DROP});
-    tried((struct dg_op){.kind = DG_OP_FINGERPRINT});
-    tried((struct dg_op){.kind = DG_OP_SHUTDOWN});
-}
-
-static void a_log_replays(void **state) {
-    (void)state;
-    begin_rig(300, 2);
-    char path[600];
-    snprintf(path, sizeof path, "%s/log/" DG_OPLOG_FILE, rig.dir);
-    char dir[600];
-    snprintf(dir, sizeof dir, "%s/log", rig.dir);
-    for (int session = 0; session < 2; session++) { /* both end up in one file */
-        log_to(dir);
-        lively_session(rig.dir);
-        dg_stage_destroy(stage);
-        engine = rig_engine(&rig);
-        stage = dg_engine_stage(engine);
-    }
-    struct told t;
-    struct dg_replay_total total = replayed(path, &t);
-    if (t.differing)
-        fail_msg("op %lld\n  recorded %s\n  replayed %s", (long long)t.op, t.recorded, t.replayed);
-    assert_int_equal(total.sessions, 2);
-    assert_int_equal(total.ops, 2 * 39);
-    assert_true(total.events > 200);
-    assert_string_equal(t.note, "");
-    end_rig();
-}
-
-/* A changed digit anywhere in the events is found, and both sides are shown. */
-static void a_difference_is_found(void **state) {
-    (void)state;
-    begin_rig(300, 2);
-    char path[600], other[600];
-    snprintf(path, sizeof path, "%s/" DG_OPLOG_FILE, rig.dir);
-    snprintf(other, sizeof other, "%s/other", rig.dir);
-    log_to(rig.dir);
-    int32_t ids[] = {2, 3, 4, 5};
-    tried((struct dg_op){.kind = DG_OP_EXTEND, .ids = ids, .n = 4});
-    struct dg_result r = tried((struct dg_op){.kind = DG_OP_GENERATE});
-    dg_ids_deinit(&r.ids);
-    print();
-    size_t n;
-    char *text = mk_slurp(path, &n);
-    static const char *const where[] = {"\"hash\":\"", "\"H\":", "\"accepted\":", "\"ids\":[", "\"fingerprint\":\"", "\"done\":", "\"p\":\""};
-    for (size_t i = 0; i < sizeof where / sizeof *where; i++) {
-        char *at = strstr(text, "\"t\":\"answer\""); /* the first op's answer is behind its events */
-        at = strstr(i == 5 ? text : at, where[i]);
-        assert_non_null(at);
-        at += strlen(where[i]);
-        char was = *at;
-        *at = was == '1' ? '2' : '1';
-        mk_put(rig.dir, "other", text, n);
-        struct told t;
-        replayed(other, &t);
-        assert_int_equal(t.differing, 1);
-        assert_true(t.recorded[0] && t.replayed[0] && strcmp(t.recorded, t.replayed) != 0);
-        *at = was;
-    }
-    /* an event too few, and one too many */
-    char *line = strstr(text, "\"t\":\"block\"");
-    while (line[-1] != '\n')
-        line--;
-    size_t len = (size_t)(strchr(line, '\n') + 1 - line);
-    char *less = malloc(n + len + 1);
-    size_t before = (size_t)(line - text);
-    memcpy(less, text, before);
-    memcpy(less + before, line + len, n - before - len);
-    mk_put(rig.dir, "other", less, n - len);
-    struct told t;
-    replayed(other, &t);
-    assert_int_equal(t.differing, 1);
-    memcpy(less + before, line, len);
-    memcpy(less + before + len, line, n - before);
-    mk_put(rig.dir, "other", less, n + len);
-    replayed(other, &t);
-    assert_int_equal(t.differing, 1);
-    free(less);
-    free(text);
-    end_rig();
-}
-
-/* A log cut at every kind of place replays up to its last whole op. */
-static void a_cut_log_replays(void **state) {
-    (void)state;
-    begin_rig(300, 2);
-    char path[600], other[600];
-    snprintf(path, sizeof path, "%s/" DG_OPLOG_FILE, rig.dir);
-    snprintf(other, sizeof other, "%s/other", rig.dir);
-    log_to(rig.dir);
-    int32_t ids[] = {2, 3, 4, 5};
-    tried((struct dg_op){.kind = DG_OP_EXTEND, .ids = ids, .n = 4});
-    struct dg_result r = tried((struct dg_op){.kind = DG_OP_GENERATE});
-    dg_ids_deinit(&r.ids);
-    size_t n;
-    char *text = mk_slurp(path, &n);
-    size_t head = (size_t)(strchr(text, '\n') + 1 - text);
-    int64_t least = 2, most = 0;
-    for (size_t cut = n; cut > head; cut -= cut > head + 97 ? 97 : cut - head) {
-        mk_put(rig.dir, "other", text, cut);
-        struct told t;
-        struct dg_replay_total total = replayed(other, &t);
-        assert_int_equal(total.differing, 0);
-        least = total.ops < least ? total.ops : least;
-        most = total.ops > most ? total.ops : most;
-    }
-    assert_int_equal(least, 0);
-    assert_int_equal(most, 2);
-    /* a new session behind a cut line begins on a line of its own */
-    mk_put(rig.dir, DG_OPLOG_FILE, text, n - 40);
-    dg_stage_destroy(stage);
-    engine = rig_engine(&rig);
-    stage = dg_engine_stage(engine);
-    log_to(rig.dir);
-    tried((struct dg_op){.kind = DG_OP_EXTEND, .ids = ids, .n = 4});
-    struct told t;
-    struct dg_replay_total total = replayed(path, &t);
-    assert_int_equal(total.sessions, 2);
-    assert_int_equal(total.ops, 2);
-    assert_int_equal(total.cut_lines, 1);
-    free(text);
-    end_rig();
-}
-
-/* kill -9 in the middle of a turn loses at most the line being written. */
-static void a_killed_process_leaves_a_log(void **state) {
-    (void)state;
-    begin_rig(300, 1);
-    char path[600];
-    snprintf(path, sizeof path, "%s/" DG_OPLOG_FILE, rig.dir);
-    pid_t child = fork();
-    if (child == 0) {
-        log_to(rig.dir);
-        for (uint64_t i = 0;; i++) {
-            struct dg_result r = tried((struct dg_op){.kind = DG_OP_FILL, .len = 5, .seed = i});
-            if (r.at.pos > 250)
-                tried((struct dg_op){.kind = DG_OP_REWIND, .at = {r.at.epoch, 3}});
-            r = tried((struct dg_op){.kind = DG_OP_GENERATE});
-            dg_ids_deinit(&r.ids);
-        }
-    }
-    struct stat sb = {0};
-    for (int i = 0; i < 6000 && sb.st_size < 100000; i++) {
-        usleep(5000);
-        if (stat(path, &sb) != 0)
-            sb.st_size = 0;
-    }
-    kill(child, SIGKILL);
-    int status;
-    waitpid(child, &status, 0);
-    struct told t;
-    struct dg_replay_total total = replayed(path, &t);
-    assert_int_equal(total.differing, 0);
-    assert_true(total.ops > 3);
-    end_rig();
-}
-
-static void hostile_logs(void **state) {
-    (void)state;
-    begin_rig(300, 2);
-    char path[600], other[600];
-    snprintf(path, sizeof path, "%s/" DG_OPLOG_FILE, rig.dir);
-    snprintf(other, sizeof other, "%s/other", rig.dir);
-    log_to(rig.dir);
-    lively_session(rig.dir);
-    size_t n;
-    char *text = mk_slurp(path, &n);
-    uint64_t rng = 1;
-    for (int i = 0; i < 100; i++) {
-        char *bad = malloc(n);
-        memcpy(bad, text, n);
-        for (int k = 0; k < 1 + i % 4; k++)
-            bad[rig_random(&rng, (uint32_t)n)] = "0123456789{}[],\":a-\n"[rig_random(&rng, 20)];
-        mk_put(rig.dir, "other", bad, n);
-        struct told t = {0};
-        struct dg_replay_opts o = {NULL, open_again, on_report, &t};
-        struct dg_replay_total total;
-        struct dg_error err = {0};
-        /* the head is checked by the opener; here only what follows it is damaged */
-        size_t head = (size_t)(strchr(text, '\n') - text);
-        if (memcmp(bad, text, head) == 0) {
-            enum dg_status st = dg_replay_run(other, &o, &total, &err);
-            assert_true(st == DG_OK || st == DG_E_FORMAT || st == DG_E_LIMIT);
-            dg_error_clear(&err);
-        }
-        free(bad);
-    }
-    free(text);
-    mk_put(rig.dir, "other", "hello\n", 6);
-    struct dg_replay_opts o = {NULL, open_again, NULL, NULL};
-    struct dg_replay_total total;
-    assert_int_equal(dg_replay_run(other, &o, &total, NULL), DG_E_FORMAT);
-    assert_int_equal(dg_replay_run("/nowhere", &o, &total, NULL), DG_E_IO);
-    end_rig();
-}
-
-/* Two hundred turns of an agent: calls answered by results, finalized turns, now and then a retry or an edit. Replayed: no difference; its
- * token log in one prompt: the same KV bytes and the same next turn. (Field failure A03.) */
-static void two_hundred_turns(void **state) {
-    (void)state;
-    rig_open(&rig, 5, 4096, 64);
-    rig.opts.conversations_max = 1;
-    rig.opts.gen.max_tokens = 11;
-    engine = rig_engine(&rig);
-    stage = dg_engine_stage(engine);
-    log_to(rig.dir);
-    uint64_t rng = 3;
-    done((struct dg_op){.kind = DG_OP_FILL, .len = 100, .seed = 1});
-    for (uint64_t turn = 0; turn < 200; turn++) {
-        struct dg_gen g = rig.opts.gen;
-        g.seed = turn;
-        struct dg_kv_id start = done((struct dg_op){.kind = DG_OP_PING}).at;
-        struct dg_result r = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
-        if (turn % 9 == 4) { /* asked again */
-            dg_ids_deinit(&r.ids);
-            done((struct dg_op){.kind = DG_OP_REWIND, .at = {r.at.epoch, start.pos}});
-            g.seed += 1000;
-            r = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
-        }
-        if (r.ids.n > 3 && turn % 2) { /* the canonical form differs */
-            r.ids.n -= 2;
-            assert_int_equal(dg_ids_add(&r.ids, (int32_t[]){48, 49, 50}, 3), DG_OK);
-        }
-        done((struct dg_op){.kind = DG_OP_FINALIZE, .ids = r.ids.v, .n = r.ids.n});
-        done((struct dg_op){.kind = DG_OP_FILL, .len = 2 + rig_random(&rng, 6), .seed = turn});
-        if (turn % 17 == 9) {
-            int64_t at = done((struct dg_op){.kind = DG_OP_PING}).at.pos;
-            done((struct dg_op){.kind = DG_OP_SPLICE, .start = at - 20, .end = at - 15, .ids = (int32_t[]){7, 8}, .n = 2});
-        }
-        dg_ids_deinit(&r.ids);
-    }
-    uint64_t want = print();
-    struct dg_ids log = {0};
-    struct dg_ids *live = &dg_engine_current(engine)->s->log;
-    assert_true(live->n > 1500);
-    assert_int_equal(dg_ids_add(&log, live->v, live->n), DG_OK);
-    struct dg_result next = done((struct dg_op){.kind = DG_OP_GENERATE});
-    char path[600];
-    snprintf(path, sizeof path, "%s/" DG_OPLOG_FILE, rig.dir);
-    struct told t;
-    replayed(path, &t);
-    if (t.differing)
-        fail_msg("op %lld\n  recorded %s\n  replayed %s", (long long)t.op, t.recorded, t.replayed);
-    assert_true(t.ops > 600);
-    dg_stage_destroy(stage);
-    engine = rig_engine(&rig);
-    stage = dg_engine_stage(engine);
-    done((struct dg_op){.kind = DG_OP_EXTEND, .ids = log.v, .n = log.n});
-    assert_int_equal(print(), want);
-    struct dg_result fresh = done((struct dg_op){.kind = DG_OP_GENERATE});
-    assert_int_equal(fresh.ids.n, next.ids.n);
-    assert_memory_equal(fresh.ids.v, next.ids.v, next.ids.n * sizeof *next.ids.v);
-    dg_ids_deinit(&next.ids);
-    dg_ids_deinit(&fresh.ids);
-    dg_ids_deinit(&log);
-    end_rig();
-}
-
-/* --- validator and repair, with a check that calls 77 an invalid call --- */
-
-static enum dg_status no_77(void *ctx, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid, struct dg_ids *feedback,
-                            struct dg_error *err) {
-    int *checks = ctx;
-    (void)stop_id;
-    (void)err;
-    ++*checks;
-    *invalid = 0;
-    for (size_t i = 0; i < n; i++)
-        *invalid += ids[i] == 77;
-    for (int32_t i = 0; feedback && i < *invalid; i++)
-        if (dg_ids_add(feedback, (int32_t[]){50, 60, 51}, 3) != DG_OK)
-            return DG_E_NOMEM;
-    return DG_OK;
-}
-
-static enum dg_status first_is_bad(void *ctx, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid, struct dg_ids *feedback,
-                                   struct dg_error *err) {
-    int *checks = ctx;
-    (void)ids;
-    (void)n;
-    (void)stop_id;
-    (void)feedback;
-    (void)err;
-    *invalid = (*checks)++ == 0;
-    return DG_OK;
-}
-
-static size_t before_50(void *ctx, const int32_t *ids, size_t n) {
-    size_t i = 0;
-    (void)ctx;
-    while (i < n && ids[i] != 50)
-        i++;
-    return i;
-}
-
-struct seen {
-    int32_t text[64];
-    size_t n;
-    int blocks, notes, answers;
-};
-
-static void on_seen(void *ctx, const struct dg_event *e) {
-    struct seen *s = ctx;
-    s->notes += e->kind == DG_EV_NOTE;
-    s->answers += e->kind == DG_EV_ANSWER;
-    if (e->kind != DG_EV_BLOCK)
+static void see_layer(void *ctx, const char *what, int32_t layer, const struct dg_plane *p, const struct dg_routing *routing) {
+    (void)routing;
+    struct layers_seen *s = ctx;
+    if (strcmp(what, "layer"))
         return;
-    s->blocks++;
-    for (int32_t i = 0; i < e->block->kept && s->n < 64; i++)
-        s->text[s->n++] = e->block->ids[i];
+    s->seen++;
+    char name[32];
+    snprintf(name, sizeof name, "layer %d", layer);
+    close_to(name, p->data, s->want + (int64_t)layer * p->rows * p->cols, (int64_t)p->rows * p->cols, 2e-5);
 }
 
-static const int32_t bad_turn[] = {10, 48, 77, 49}, good_turn[] = {10, 48, 12, 49, 13}, two_bad[] = {77, 11, 77}, invented[] = {20, 21, 22, 50, 99};
-static const int32_t start_ids[] = {2, 3, 4, 5, 6, 7};
-
-static void scripted(const struct dg_script_turn *turns, size_t n) {
-    begin_rig(300, 1);
-    assert_int_equal(dg_stage_script(&stage, stage, turns, n, NULL), DG_OK);
-    done((struct dg_op){.kind = DG_OP_EXTEND, .ids = start_ids, .n = 6});
-}
-
-static void log_is(const int32_t *tail, size_t n) {
-    const struct dg_ids *log = &dg_engine_current(engine)->s->log;
-    assert_int_equal(log->n, 6 + n);
-    assert_memory_equal(log->v, start_ids, sizeof start_ids);
-    assert_memory_equal(log->v + 6, tail, n * sizeof *tail);
-}
-
-static uint64_t fresh_print(const int32_t *tail, size_t n) {
-    struct dg_engine *e = rig_engine(&rig);
-    struct dg_stage *s = dg_engine_stage(e);
-    struct dg_result r = {0};
-    struct dg_op a = {.kind = DG_OP_EXTEND, .ids = start_ids, .n = 6}, b = {.kind = DG_OP_EXTEND, .ids = tail, .n = n},
-                 f = {.kind = DG_OP_FINGERPRINT};
-    assert_int_equal(dg_stage_call(s, &a, NULL, NULL, NULL, NULL), DG_OK);
-    assert_int_equal(dg_stage_call(s, &b, NULL, NULL, NULL, NULL), DG_OK);
-    assert_int_equal(dg_stage_call(s, &f, NULL, NULL, &r, NULL), DG_OK);
-    dg_stage_destroy(s);
-    return r.fingerprint;
-}
-
-static void the_script_plays(void **state) {
+/* A prompt over the window's edge, cut in three, then three denoise steps: none, seed and soft signal. */
+static void whole_passes(void **state) {
     (void)state;
-    static const struct dg_script_turn turns[] = {{good_turn, 5, 2, 106}, {bad_turn, 4, 0, -1}};
-    scripted(turns, 2);
-    struct seen seen = {0};
-    struct dg_op gen = {.kind = DG_OP_GENERATE};
-    struct dg_result r = {0};
-    assert_int_equal(dg_stage_call(stage, &gen, on_seen, &seen, &r, NULL), DG_OK);
-    assert_int_equal(seen.blocks, 3);
-    assert_int_equal(seen.n, 5);
-    assert_memory_equal(seen.text, good_turn, sizeof good_turn);
-    assert_int_equal(r.stop_id, 106);
-    log_is(good_turn, 5);
-    done((struct dg_op){.kind = DG_OP_FINALIZE, .ids = bad_turn, .n = 4}); /* a scripted turn is a turn */
-    log_is(bad_turn, 4);
-    dg_ids_deinit(&r.ids);
-    end_rig();
-}
-
-static void the_validator_tries_again(void **state) {
-    (void)state;
-    static const struct dg_script_turn turns[] = {{bad_turn, 4, 0, 106}, {two_bad, 3, 0, 106}, {good_turn, 5, 0, 106}};
-    for (int32_t retries = 0; retries < 3; retries++) {
-        int checks = 0;
-        scripted(turns, 3);
-        struct dg_turn_check check = {no_77, NULL, &rig.opts.gen, -1, &checks};
-        assert_int_equal(dg_stage_validate(&stage, stage, &check, retries, NULL), DG_OK);
-        struct seen seen = {0};
-        struct dg_op gen = {.kind = DG_OP_GENERATE};
-        struct dg_result r = {0};
-        assert_int_equal(dg_stage_call(stage, &gen, on_seen, &seen, &r, NULL), DG_OK);
-        const struct dg_script_turn *want = &turns[retries];
-        assert_int_equal(checks, retries + 1);
-        assert_int_equal(seen.answers, 1);
-        assert_int_equal(seen.notes, retries == 2 ? 2 : retries + 1);
-        assert_int_equal(seen.n, want->n); /* nothing of the attempts that failed was told */
-        assert_memory_equal(seen.text, want->ids, want->n * sizeof *want->ids);
-        assert_int_equal(r.ids.n, want->n);
-        log_is(want->ids, want->n);
-        assert_int_equal(print(), fresh_print(want->ids, want->n));
-        dg_ids_deinit(&r.ids);
-        end_rig();
-    }
-}
-
-/* The next attempt's seed is the next number: seen in what the model itself generates. */
-static void the_validator_moves_the_seed(void **state) {
-    (void)state;
-    begin_rig(300, 1);
-    done((struct dg_op){.kind = DG_OP_EXTEND, .ids = start_ids, .n = 6});
-    struct dg_gen g = rig.opts.gen;
-    g.seed = 100;
-    struct dg_result a = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
-    done((struct dg_op){.kind = DG_OP_REWIND, .at = {a.at.epoch, 6}});
-    g.seed = 101;
-    struct dg_result b = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
-    done((struct dg_op){.kind = DG_OP_REWIND, .at = {b.at.epoch, 6}});
-    assert_true(a.ids.n != b.ids.n || memcmp(a.ids.v, b.ids.v, a.ids.n * sizeof *a.ids.v) != 0);
-    struct dg_turn_check check = {first_is_bad, NULL, &rig.opts.gen, -1, &(int){0}};
-    assert_int_equal(dg_stage_validate(&stage, stage, &check, 1, NULL), DG_OK);
-    g.seed = 100;
-    struct dg_result c = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
-    assert_int_equal(c.ids.n, b.ids.n);
-    assert_memory_equal(c.ids.v, b.ids.v, b.ids.n * sizeof *b.ids.v);
-    dg_ids_deinit(&a.ids);
-    dg_ids_deinit(&b.ids);
-    dg_ids_deinit(&c.ids);
-    end_rig();
-}
-
-static void the_repair_leaves_no_trace(void **state) {
-    (void)state;
-    static const struct dg_script_turn turns[] = {{two_bad, 3, 2, 50}, {invented, 5, 2, 106}, {good_turn, 5, 0, 106}};
-    int checks = 0;
-    scripted(turns, 3);
-    struct dg_turn_check check = {no_77, before_50, &rig.opts.gen, 50, &checks};
-    assert_int_equal(dg_stage_repair(&stage, stage, &check, NULL), DG_OK);
-    struct seen seen = {0};
-    struct dg_op gen = {.kind = DG_OP_GENERATE};
-    struct dg_result r = {0};
-    assert_int_equal(dg_stage_call(stage, &gen, on_seen, &seen, &r, NULL), DG_OK);
-    assert_int_equal(seen.answers, 1);
-    assert_int_equal(seen.notes, 1);
-    assert_int_equal(seen.n, 3); /* the made-up response and what follows is cut */
-    assert_memory_equal(seen.text, invented, 3 * sizeof *invented);
-    assert_int_equal(r.ids.n, 3);
-    assert_int_equal(r.at.pos, 9);
-    log_is(invented, 3);
-    assert_int_equal(print(), fresh_print(invented, 3));
-    done((struct dg_op){.kind = DG_OP_FINALIZE, .ids = good_turn, .n = 5});
-    log_is(good_turn, 5);
-    /* a good turn passes untouched */
-    dg_ids_deinit(&r.ids);
-    r = done((struct dg_op){.kind = DG_OP_GENERATE});
-    assert_int_equal(r.ids.n, 5);
-    dg_ids_deinit(&r.ids);
-    end_rig();
-}
-
-/* A draft that fails half-way is taken back. */
-static void a_failed_repair_is_undone(void **state) {
-    (void)state;
-    static const struct dg_script_turn turns[] = {{two_bad, 3, 2, 50}};
-    int checks = 0;
-    scripted(turns, 1);
-    uint64_t clean = print();
-    struct dg_turn_check check = {no_77, before_50, &rig.opts.gen, 50, &checks};
-    assert_int_equal(dg_stage_repair(&stage, stage, &check, NULL), DG_OK);
-    struct seen seen = {0};
-    struct dg_op gen = {.kind = DG_OP_GENERATE};
+    struct dg_planes p;
+    struct dg_kv kv;
     struct dg_error err = {0};
-    assert_int_equal(dg_stage_call(stage, &gen, on_seen, &seen, NULL, &err), DG_E_LIMIT); /* the script is over */
-    dg_error_clear(&err);
-    assert_int_equal(seen.blocks, 0);
-    assert_int_equal(seen.answers, 1);
-    log_is(NULL, 0);
-    assert_int_equal(print(), clean);
-    end_rig();
+    int h = nv.hidden, n = PROMPT, c = nv.canvas;
+    double *hidden = nv_new((int64_t)n * h), *layers = nv_new((int64_t)nv.layers * n * h);
+    nv_embed(&nv, tokens, n, hidden);
+    for (int l = 0; l < nv.layers; l++)
+        nv_layer(&nv, l, true, hidden, n, 0, &(struct nv_look){.out = layers + (int64_t)l * n * h});
+    for (int i = 0; i < n; i++)
+        nv_norm(hidden + i * h, nv_tensor(&nv, "model.decoder.norm.weight", h), h, nv.eps, hidden + i * h);
+    assert_int_equal(dg_planes_init(&p, be, PROMPT, &err), DG_OK);
+    assert_int_equal(dg_kv_init(&kv, be, CTX, 0, PROMPT, DG_F32, &err), DG_OK);
+    float *got = malloc((size_t)n * (size_t)h * sizeof *got);
+    struct layers_seen seen = {layers, 0};
+    struct dg_trace trace = {see_layer, &seen};
+    assert_int_equal(dg_forward_prefill(be, &p, &kv, tokens, n, got, &trace, &err), DG_OK);
+    assert_int_equal(seen.seen, nv.layers);
+    close_to("hidden states", got, hidden, (int64_t)n * h, 5e-5);
+    dg_kv_cut(&kv, 0);
+    for (int done = 0, part = 1; done < n; done += part, part = n - done < 100 ? n - done : 100)
+        assert_int_equal(dg_forward_prefill(be, &p, &kv, tokens + done, part, got + done * h, NULL, &err), DG_OK);
+    close_to("hidden states in three parts", got, hidden, (int64_t)n * h, 5e-5);
+
+    double *logits = nv_new((int64_t)c * nv.vocab), *signal = nv_new((int64_t)c * h);
+    const float inv_t = 1 / 0.7f;
+    for (int step = 0; step < 3; step++) {
+        enum dg_sc_mode mode = step == 0 ? DG_SC_NONE : step == 1 ? DG_SC_SEED : DG_SC_SOFT;
+        if (mode == DG_SC_SEED)
+            nv_embed(&nv, tokens + n, c, signal);
+        else if (mode == DG_SC_SOFT)
+            nv_soft(&nv, logits, c, (double)inv_t, false, signal, NULL);
+        nv_denoise(&nv, tokens + n, c, n, mode == DG_SC_NONE ? NULL : signal, logits);
+        struct dg_denoise d = {tokens + n, c, mode, false, inv_t};
+        assert_int_equal(dg_forward_denoise(be, &p, &kv, &d, NULL, &err), DG_OK);
+        close_to(step == 0 ? "logits without signal" : step == 1 ? "logits, seed signal" : "logits, soft signal", p.logits.data, logits,
+                 (int64_t)c * nv.vocab, 1e-5);
+        assert_int_equal(kv.len, n);
+        double *prob = nv_new(nv.vocab);
+        for (int i = 0; i < c; i++) {
+            double p_max;
+            int best;
+            double entropy = nv_stats(logits + (int64_t)i * nv.vocab, nv.vocab, (double)inv_t, prob, &best, &p_max);
+            assert_int_equal(p.stats.argmax[i], best);
+            assert_true(fabs((double)p.stats.entropy[i] - entropy) < 1e-3 && fabs((double)p.stats.p_max[i] - p_max) < 1e-3);
+        }
+        free(prob);
+    }
+    dg_kv_deinit(&kv, be);
+    dg_planes_deinit(&p, be);
+    free(got);
+    free(hidden);
+    free(layers);
+    free(logits);
+    free(signal);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_log_replays),
-        cmocka_unit_test(a_difference_is_found),
-        cmocka_unit_test(a_cut_log_replays),
-        cmocka_unit_test(a_killed_process_leaves_a_log),
-        cmocka_unit_test(hostile_logs),
-        cmocka_unit_test(two_hundred_turns),
-        cmocka_unit_test(the_script_plays),
-        cmocka_unit_test(the_validator_tries_again),
-        cmocka_unit_test(the_validator_moves_the_seed),
-        cmocka_unit_test(the_repair_leaves_no_trace),
-        cmocka_unit_test(a_failed_repair_is_undone),
+        cmocka_unit_test(embedding_stage), cmocka_unit_test(norm_stage),   cmocka_unit_test(glu_stage),     cmocka_unit_test(rope_stage),
+        cmocka_unit_test(attention_stage), cmocka_unit_test(router_stage), cmocka_unit_test(experts_stage), cmocka_unit_test(whole_passes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, setup, teardown);
 }
