@@ -20,6 +20,13 @@ int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
 int dg_cmd_replay(int argc, char **argv);
 int dg_cmd_golden(int argc, char **argv);
+int dg_cmd_quantize(int argc, char **argv);
+int dg_cmd_repack(int argc, char **argv);
+int dg_cmd_verify(int argc, char **argv);
+int dg_cmd_manifest(int argc, char **argv);
+int dg_cmd_synth(int argc, char **argv);
+/* --list-models */
+int dg_list_models(void);
 /* The row of a command in main's table. */
 const struct dg_command *dg_command_find(const char *name);
 
@@ -54,6 +61,8 @@ struct dg_runtime {
 
 /* Seconds of a monotonic clock. */
 double dg_now(void);
+/* The folder models/ beside the program (build/diffgemma) or in the installed data folder; false when there is none. */
+bool dg_bundled_models(char *path, size_t n);
 /* Flags from the environment. */
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 /* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */

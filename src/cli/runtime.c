@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define BUNDLED "mini" /* the model that comes with the program */
+
 extern char **environ;
 
 double dg_now(void) {
@@ -33,8 +35,7 @@ enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
     return dg_flags_load(&r->flags, (const char *const *)environ, err);
 }
 
-/* models/mini beside the program's folder (build/diffgemma) or in the installed data folder. */
-static bool bundled(char *path, size_t n) {
+bool dg_bundled_models(char *path, size_t n) {
     char exe[3072];
     ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
     if (len <= 0)
@@ -45,12 +46,12 @@ static bool bundled(char *path, size_t n) {
         if (!slash)
             return false;
         *slash = 0;
-        static const char *const where[] = {"models/mini", "share/diffgemma/models/mini"};
+        static const char *const where[] = {"models", "share/diffgemma/models"};
         for (int i = 0; i < 2; i++) {
             char probe[3300];
             struct stat sb;
             snprintf(path, n, "%s/%s", exe, where[i]);
-            snprintf(probe, sizeof probe, "%s/config.json", path);
+            snprintf(probe, sizeof probe, "%s/" BUNDLED "/config.json", path);
             if (stat(probe, &sb) == 0)
                 return true;
         }
@@ -63,8 +64,9 @@ enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args 
     char path[3200];
     if (want)
         return dg_hub_resolve(want, &r->dir, err);
-    if (!bundled(path, sizeof path))
+    if (!dg_bundled_models(path, sizeof path - sizeof "/" BUNDLED))
         return DG_FAIL(err, DG_E_ARG, "no model: give -m FOLDER or set DGQ_MODEL (the bundled models/mini was not found beside the program)");
+    strcat(path, "/" BUNDLED);
     fprintf(stderr, "diffgemma: using the bundled model %s (another: -m MODEL or DGQ_MODEL)\n", path);
     r->dir = dg_strndup(path, strlen(path));
     return r->dir ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
