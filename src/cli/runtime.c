@@ -61,12 +61,12 @@ bool dg_bundled_models(char *path, size_t n) {
 
 enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
     const char *want = a->model ? a->model : r->flags.model;
-    char path[3200];
+    char models[3200], path[3300];
     if (want)
         return dg_hub_resolve(want, &r->dir, err);
-    if (!dg_bundled_models(path, sizeof path - sizeof "/" BUNDLED))
+    if (!dg_bundled_models(models, sizeof models))
         return DG_FAIL(err, DG_E_ARG, "no model: give -m FOLDER or set DGQ_MODEL (the bundled models/mini was not found beside the program)");
-    strcat(path, "/" BUNDLED);
+    snprintf(path, sizeof path, "%s/" BUNDLED, models);
     fprintf(stderr, "diffgemma: using the bundled model %s (another: -m MODEL or DGQ_MODEL)\n", path);
     r->dir = dg_strndup(path, strlen(path));
     return r->dir ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
