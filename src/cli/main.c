@@ -20,6 +20,8 @@ static const struct dg_command commands[] = {
     {"synth", "--shape SHAPE -o FOLDER [options]", "Make a model of random weights, for benchmarks and tests.", dg_cmd_synth},
     {"download", "REPO [-o DIR] [options]", "Fetch a model from the Hugging Face hub, or go on where an earlier call ended.",
      dg_cmd_download},
+    {"replay", "[-m MODEL] FILE [options]", "Run a recorded op log again and compare every event with the recorded one.", dg_cmd_replay},
+    {"golden", "[-m MODEL] [FILE] [options]", "Check token ids and KV cache of fixed cases byte for byte against a file.", dg_cmd_golden},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 

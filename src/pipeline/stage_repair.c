@@ -98,7 +98,10 @@ static enum dg_status run(struct repair *r, bool *repaired, struct dg_error *err
 /* Whatever went wrong, the draft must not stay. */
 static void give_up(struct repair *r) {
     struct dg_error err = {0};
-    if (r->end.pos > r->start.pos && call(r, (struct dg_op){.kind = DG_OP_REWIND, .at = {r->end.epoch, r->start.pos}}, &err) != DG_OK)
+    enum dg_status st = call(r, (struct dg_op){.kind = DG_OP_PING}, &err);
+    if (st == DG_OK && r->end.pos > r->start.pos)
+        st = call(r, (struct dg_op){.kind = DG_OP_REWIND, .at = {r->end.epoch, r->start.pos}}, &err);
+    if (st != DG_OK)
         dg_error_clear(&err);
 }
 
@@ -120,9 +123,10 @@ static void exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *em
     dg_held_clear(h);
     if (st == DG_OK)
         st = run(&r, &repaired, &err);
-    if (st != DG_OK)
-        give_up(&r);
-    else
+    if (st != DG_OK) {
+        if (at.conv)
+            give_up(&r);
+    } else
         dg_held_release(h, h->turn.n);
     struct dg_answer a = h->answer;
     a.op = op->kind;
