@@ -896,9 +896,12 @@ int main(void) {
         cmocka_unit_test(one_place_salvages),
         cmocka_unit_test(rounds_cost_what_is_new),
         cmocka_unit_test(saved_and_loaded),
+    };
+    const struct CMUnitTest threads[] = {
         cmocka_unit_test(many_clients),
         cmocka_unit_test(every_op_is_answered),
         cmocka_unit_test(events_may_submit_but_not_wait),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = getenv("PIPELINE_THREADS_ONLY") ? 0 : cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + cmocka_run_group_tests(threads, NULL, NULL);
 }
