@@ -27,7 +27,8 @@ static enum dg_status policy(const struct options *o, struct dg_policy *p, struc
 static void warn(const struct dg_policy *p) {
     enum dg_format a = p->format[DG_CLASS_ATTN], d = p->format[DG_CLASS_DENSE];
     if (a == DG_FMT_Q4_BLOCK || a == DG_FMT_NVFP4_BLOCK || d == DG_FMT_Q4_BLOCK || d == DG_FMT_NVFP4_BLOCK)
-        fprintf(stderr, "diffgemma quantize: note: 4-bit attention or dense layers can cost more denoising steps; docs/quantisation.md has figures\n");
+        fprintf(stderr, "diffgemma quantize: note: 4-bit attention or dense layers can cost more denoising steps;"
+                        " docs/quantisation.md has figures\n");
 }
 
 static enum dg_status run(const struct options *o, struct dg_runtime *r, struct dg_long_work *lw, struct dg_quantize_result *res,

@@ -36,7 +36,8 @@ static void help(FILE *f) {
     fprintf(f, "usage: diffgemma COMMAND [options]\n\nRuns DiffusionGemma, a block-diffusion language model, on this machine.\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(f, "  %-12s %s\n", commands[i].name, commands[i].about);
-    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --list-models the models on this machine;\ndiffgemma --version the version.\n");
+    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --list-models the models on this machine;\n"
+               "diffgemma --version the version.\n");
 }
 
 /* A file opened later must not become standard output or error: text would be written into it. A closed output stays one that cannot be

@@ -100,7 +100,8 @@ static enum dg_status choose(struct work *w, struct dg_error *err) {
         bool raw = fmt == DG_FMT_COUNT;
         struct input *in = &w->input[w->n];
         in->from = t;
-        in->t = (struct dg_manifest_tensor){.name = w->name[w->n], .dtype = t->dtype, .kind = raw ? t->kind : (uint8_t)fmt, .raw = raw, .rank = t->rank};
+        in->t = (struct dg_manifest_tensor){.name = w->name[w->n], .dtype = t->dtype, .raw = raw, .rank = t->rank};
+        in->t.kind = raw ? t->kind : (uint8_t)fmt;
         memcpy(in->t.shape, t->shape, sizeof in->t.shape);
         in->t.bytes = raw ? t->bytes : dg_manifest_bytes(fmt, t->rank, t->shape);
         w->n_quantized += !raw;
