@@ -31,6 +31,7 @@ BEGIN {
     may["model"] = "core formats shape ops"
     may["session"] = "core shape ops sampler model"
     may["message"] = "core tokenizer template sampler session"
+    may["chat"] = "core tokenizer template sampler session message pipeline"
     may["cli"] = "*"
 }
 # room of a path below src/
