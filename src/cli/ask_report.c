@@ -127,7 +127,7 @@ void dg_ask_on_block(void *ctx, const struct dg_block_event *e) {
 
 static double rate(double n, double s) { return s > 0 ? n / s : 0; }
 
-static void print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+static bool print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
     json_t *ids = json_array();
     for (size_t i = 0; i < t->out.n; i++)
         json_array_append_new(ids, json_integer(t->out.v[i]));
@@ -138,35 +138,50 @@ static void print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg
                           rate((double)r->prompt_tokens, r->prefill_s), "s_per_step", t->steps ? gen / t->steps : 0.0, "generate_s", gen,
                           "tok_s", rate((double)t->out.n, r->total_s));
     if (!o)
-        return;
+        return false;
     json_object_set(o, "calls", r->calls);
     if (r->thought.len)
         json_object_set_new(o, "thought", json_stringn(r->thought.data, r->thought.len));
-    json_object_set_new(o, "stop_id", t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
+    json_object_set_new(o, "stop_id", t->s && t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
     json_object_set_new(o, "end", json_string(dg_turn_end_name(t->end)));
     if (st != DG_OK)
         json_object_set_new(o, "error", json_string(dg_error_text(err)));
-    json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    bool printed = json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9)) == 0;
     putchar('\n');
     json_decref(o);
+    return printed;
 }
 
-void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+/* Why there is no more text than this, or none. */
+static void print_reason(const struct dg_ask_report *r, const struct dg_turn *t) {
+    if (t->end == DG_END_LENGTH)
+        fprintf(stderr, "diffgemma: the answer was cut: %s\n",
+                t->opts.max_tokens && (int64_t)t->out.n >= t->opts.max_tokens ? "--max-tokens is used up"
+                                                                              : "the context is full (--ctx for a larger one)");
+    else if (t->end == DG_END_REPEAT)
+        fprintf(stderr, "diffgemma: the answer was cut: the model repeated one token without end; another --seed may help\n");
+    else if (!r->shown.len)
+        fprintf(stderr, "diffgemma: the model's answer is empty%s; another --seed may help\n",
+                r->reply.reply.unclosed_thought ? " (all of it was a thought that was never closed)" : "");
+}
+
+bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+    bool whole = r->error.code == DG_OK && dg_reply_stream_end(&r->reply, &r->error) == DG_OK;
     clear_line(r);
-    if (r->error.code != DG_OK || dg_reply_stream_end(&r->reply, &r->error) != DG_OK)
+    if (!whole)
         fprintf(stderr, "diffgemma: the rest of the answer is not shown: %s\n", dg_error_text(&r->error));
-    if (r->json)
-        print_json(r, t, st, err);
-    else {
+    if (r->json && !print_json(r, t, st, err)) {
+        whole = false;
+        if (!ferror(stdout))
+            fprintf(stderr, "diffgemma: no memory for the JSON object\n");
+    }
+    if (!r->json) {
         print_new_text(r);
+        whole = whole && r->shown.len > 0;
         if (r->printed && r->shown.data[r->printed - 1] != '\n')
             putchar('\n');
-        if (st == DG_OK && t->end == DG_END_LENGTH)
-            fprintf(stderr, "diffgemma: the answer was cut: %s\n",
-                    t->opts.max_tokens ? "--max-tokens is used up" : "the context is full (--ctx for a larger one)");
-        else if (st == DG_OK && !r->shown.len)
-            fprintf(stderr, "diffgemma: the model's answer is empty%s; another --seed may help\n",
-                    r->reply.reply.unclosed_thought ? " (all of it was a thought that was never closed)" : "");
+        if (st == DG_OK)
+            print_reason(r, t);
     }
     fflush(stdout);
     if (r->verbose && t->s) {
@@ -175,4 +190,5 @@ void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg
                 r->load_s, r->prompt_tokens, r->prefill_s, rate((double)r->prompt_tokens, r->prefill_s), t->steps,
                 t->steps ? gen / t->steps : 0.0, t->out.n, r->total_s, rate((double)t->out.n, r->total_s));
     }
+    return whole;
 }

@@ -40,7 +40,8 @@ void dg_ask_report_deinit(struct dg_ask_report *r);
 void dg_ask_on_prefill(void *ctx, int64_t done, int64_t total);
 void dg_ask_on_step(void *ctx, const struct dg_step_event *e);
 void dg_ask_on_block(void *ctx, const struct dg_block_event *e);
-/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. st and err are the turn's. */
-void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err);
+/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. st and err are the turn's. false when the answer,
+ * or a part of it, did not reach standard output (an answer of no characters among them), the reason being on stderr. */
+bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err);
 
 #endif

@@ -17,7 +17,8 @@
 
 struct options {
     struct dg_model_args model;
-    const char *prompt, *system, *canvas_ids, *seed;
+    const char *prompt, *system, *canvas_ids;
+    uint64_t seed;
     int64_t max_tokens, steps;
     bool raw, think, json, verbose, no_early_stop;
 };
@@ -36,8 +37,13 @@ static enum dg_status read_prompt(const struct options *o, struct dg_buf *out, s
     if (!o->prompt)
         return DG_FAIL(err, DG_E_ARG, "no prompt: give -p TEXT, or -p - to read standard input");
     if (!strcmp(o->prompt, "-"))
-        return dg_read_all("-", PROMPT_MAX, out, err);
-    return dg_buf_str(out, o->prompt) == DG_OK ? DG_OK : DG_FAIL(err, out->status, "the prompt is too long");
+        DG_TRY(dg_read_all("-", PROMPT_MAX, out, err));
+    else if (dg_buf_str(out, o->prompt) != DG_OK)
+        return DG_FAIL(err, out->status, "the prompt is too long");
+    /* the prompt form drops white space around a message, so that one of nothing else is empty too */
+    if (out->len == (o->raw ? 0 : strspn(dg_buf_cstr(out), " \t\r\n")))
+        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
+    return DG_OK;
 }
 
 /* Prompt text to ids: raw text as it stands, control tokens included, or one user message in the model's prompt form. */
@@ -74,28 +80,14 @@ static enum dg_status read_canvas(const char *path, int32_t canvas, struct dg_id
     return st;
 }
 
-static enum dg_status parse_seed(const char *s, uint64_t *seed, struct dg_error *err) {
-    char *end;
-    if (!s) {
-        *seed = 42;
-        return DG_OK;
-    }
-    errno = 0;
-    unsigned long long v = strtoull(s, &end, 10);
-    if (errno || end == s || *end || *s == '-')
-        return DG_FAIL(err, DG_E_ARG, "--seed %s: give a whole number from 0 to 18446744073709551615", s);
-    *seed = v;
-    return DG_OK;
-}
-
 static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
     return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
 }
 
-static enum dg_status turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
-                                struct dg_turn_opts *t, struct dg_error *err) {
+static void turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
+                      struct dg_turn_opts *t) {
     memset(t, 0, sizeof *t);
-    DG_TRY(parse_seed(o->seed, &t->seed, err));
+    t->seed = o->seed;
     t->max_tokens = o->max_tokens;
     dg_sampler_params_init(&t->sampler, &r->model->cfg, &r->flags);
     if (o->steps)
@@ -110,7 +102,6 @@ static enum dg_status turn_opts(const struct dg_runtime *r, const struct options
     t->shows_nothing = shows_nothing;
     t->on_step = dg_ask_on_step;
     t->on_block = dg_ask_on_block;
-    return DG_OK;
 }
 
 static bool ends_in_thought(const struct dg_runtime *r, const struct dg_ids *ids) {
@@ -134,13 +125,12 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
     DG_TRY(dg_runtime_flags(&w->r, err));
     DG_TRY(read_prompt(o, &w->prompt, err));
     DG_TRY(dg_runtime_find(&w->r, &o->model, err));
+    /* the model first: of a folder that holds something else its configuration says what, a missing tokenizer does not */
+    DG_TRY(dg_runtime_model(&w->r, err));
     double t = dg_now();
     DG_TRY(dg_runtime_tokenizer(&w->r, err));
     w->r.load_s += dg_now() - t;
     DG_TRY(encode_prompt(&w->r, o, &w->prompt, &w->ids, err));
-    if (w->ids.n == 0)
-        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
-    DG_TRY(dg_runtime_model(&w->r, err));
     DG_TRY(dg_runtime_session(&w->r, &o->model, err));
     if (w->ids.n > (size_t)dg_session_room(w->r.session))
         return DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens and a canvas takes %d: they do not fit a context of %lld (--ctx, at most %d here)",
@@ -152,7 +142,7 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
 
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
     struct dg_turn_opts t;
-    DG_TRY(turn_opts(&w->r, o, &w->text, &w->canvas, &t, err));
+    turn_opts(&w->r, o, &w->text, &w->canvas, &t);
     struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
     DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
     t.ctx = t.text_ctx = &w->report;
@@ -170,7 +160,7 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
 }
 
 int dg_cmd_ask(int argc, char **argv) {
-    struct options o = {0};
+    struct options o = {.seed = 42};
     dg_model_args_init(&o.model);
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
@@ -178,7 +168,7 @@ int dg_cmd_ask(int argc, char **argv) {
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"raw", 0, DG_ARG_FLAG, &o.raw, 0, 0, NULL, "the prompt is the token stream's text itself, control tokens included"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think first; the thought goes to stderr"},
-        {"seed", 0, DG_ARG_STR, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
+        {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
         {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
@@ -196,8 +186,8 @@ int dg_cmd_ask(int argc, char **argv) {
     bool started = st == DG_OK;
     if (started)
         st = answer(&w, &o, &err);
-    if (started && (st == DG_OK || w.report.tok))
-        dg_ask_report_end(&w.report, &w.turn, st, &err);
+    if (started && (st == DG_OK || w.report.tok) && !dg_ask_report_end(&w.report, &w.turn, st, &err))
+        status = DG_EXIT_FAILED;
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);

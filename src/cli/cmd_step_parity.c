@@ -196,12 +196,12 @@ static enum dg_status encode(const struct dg_runtime *r, const struct options *o
 static enum dg_status work(struct dg_runtime *r, const struct options *o, struct dg_ids *ids, int32_t **canvas, struct capture *base,
                            struct capture *other, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(r, err));
-    DG_TRY(dg_runtime_find(r, &o->model, err));
-    DG_TRY(dg_runtime_tokenizer(r, err));
     if (!o->prompt)
         return DG_FAIL(err, DG_E_ARG, "no prompt: give -p TEXT");
-    DG_TRY(encode(r, o, ids, err));
+    DG_TRY(dg_runtime_find(r, &o->model, err));
     DG_TRY(dg_runtime_model(r, err));
+    DG_TRY(dg_runtime_tokenizer(r, err));
+    DG_TRY(encode(r, o, ids, err));
     const struct dg_config *c = &r->model->cfg;
     struct input in = {ids, NULL, c->canvas, DG_SC_SEED, 1.0f / c->t_max};
     if (!strcmp(o->sc, "none"))

@@ -1,6 +1,7 @@
 /* diffgemma: the command line. Every command is a row of the table; each has its own file. */
 #include "cli/cli.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -31,9 +32,17 @@ static void help(FILE *f) {
     fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --version shows the version.\n");
 }
 
-int main(int argc, char **argv) {
-    /* a closed pipe is a failed write, reported as such, not a silent end */
-    signal(SIGPIPE, SIG_IGN);
+/* A file opened later must not become standard output or error: text would be written into it. A closed output stays one that cannot be
+ * written to. */
+static bool claim_standard_streams(void) {
+    static const int modes[3] = {O_RDONLY, O_RDONLY, O_WRONLY};
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd)
+            return false;
+    return true;
+}
+
+static int run(int argc, char **argv) {
     if (argc < 2) {
         help(stderr);
         return DG_EXIT_USAGE;
@@ -51,9 +60,17 @@ int main(int argc, char **argv) {
         fprintf(stderr, "diffgemma: unknown command '%s'; see diffgemma --help\n", argv[1]);
         return DG_EXIT_USAGE;
     }
-    int status = cmd->run(argc - 1, argv + 1);
+    return cmd->run(argc - 1, argv + 1);
+}
+
+int main(int argc, char **argv) {
+    if (!claim_standard_streams())
+        return DG_EXIT_FAILED;
+    /* a closed pipe is a failed write, reported as such, not a silent end */
+    signal(SIGPIPE, SIG_IGN);
+    int status = run(argc, argv);
     if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "diffgemma %s: cannot write to standard output\n", cmd->name);
+        fprintf(stderr, "diffgemma: cannot write to standard output\n");
         return status ? status : DG_EXIT_FAILED;
     }
     return status;

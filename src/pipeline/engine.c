@@ -42,6 +42,14 @@ static void on_prefill(void *ctx, int64_t done, int64_t total) {
     r->emit(r->ctx, &ev);
 }
 
+/* Told before anything is touched, so that between two checks of the cancel token there is always an event: where an op was cancelled can be
+ * told, and repeated, by counting them. */
+static void announce(struct run *r, int64_t total) {
+    r->to_prefill = total;
+    if (total > 0)
+        on_prefill(r, 0, total);
+}
+
 static void on_step(void *ctx, const struct dg_step_event *step) {
     struct run *r = ctx;
     struct dg_event ev = event_of(r, DG_EV_STEP);
@@ -74,7 +82,7 @@ static void lineage_broke(struct run *r) {
         if (v->mark[i].pos <= len)
             v->mark[kept++] = v->mark[i];
     v->n_marks = kept;
-    if (v->turn_start >= len)
+    if (v->turn_start > len)
         v->turn_start = -1;
 }
 
@@ -121,17 +129,29 @@ static enum dg_status align(struct run *r, int64_t start, bool of_model, struct 
     if (same < n && start + (int64_t)n > most)
         return DG_FAIL(err, DG_E_LIMIT, "a log of %lld tokens leaves no room for a canvas of %d in a context of %lld",
                        (long long)(start + (int64_t)n), s->cfg->canvas, (long long)s->kv.ctx);
-    r->to_prefill = cut_cost(s, keep) + (int64_t)(n - same);
+    announce(r, cut_cost(s, keep) + (int64_t)(n - same));
     DG_TRY(cut(r, keep, err));
     return extend(r, ids + same, n - same, err);
 }
 
 static enum dg_status op_extend(struct run *r, struct dg_error *err) {
     struct dg_session *s = r->v->s;
+    int64_t start = s->kv.len, room = s->kv.ctx - start;
     DG_TRY(check_ids(r, err));
-    r->to_prefill = (int64_t)r->op->n;
-    r->v->turn_start = -1;
-    return dg_session_extend(s, r->op->ids, r->op->n, on_prefill, r, err);
+    if (r->op->as_turn && r->op->n > (size_t)room)
+        return DG_FAIL(err, DG_E_LIMIT, "a turn of %zu tokens does not fit: the context leaves %lld", r->op->n, (long long)room);
+    announce(r, (int64_t)r->op->n);
+    if (!r->op->as_turn)
+        return dg_session_extend(s, r->op->ids, r->op->n, on_prefill, r, err);
+    enum dg_status st = extend(r, r->op->ids, r->op->n, err);
+    if (st != DG_OK) {
+        /* no position behind the start was given out, so that nothing becomes stale; the end of the ring is where it was */
+        dg_kv_cut(&s->kv, start);
+        s->log.n = (size_t)start;
+        return st;
+    }
+    r->v->turn_start = start;
+    return DG_OK;
 }
 
 static enum dg_status op_fill(struct run *r, struct dg_error *err) {
@@ -146,8 +166,7 @@ static enum dg_status op_fill(struct run *r, struct dg_error *err) {
     dg_rng_init(&rng, r->op->seed);
     for (int64_t i = 0; i < n; i++)
         ids[i] = dg_rng_id(&rng, s->cfg->vocab);
-    r->to_prefill = n;
-    r->v->turn_start = -1;
+    announce(r, n);
     enum dg_status st = dg_session_extend(s, ids, (size_t)n, on_prefill, r, err);
     dg_free(ids);
     return st;
@@ -173,7 +192,7 @@ static enum dg_status op_rewind(struct run *r, struct dg_error *err) {
                        (unsigned long long)r->op->at.epoch, (long long)pos, (unsigned long long)v->epoch, (long long)v->s->kv.len);
     if (pos < 0 || pos > v->s->kv.len)
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to %lld: the log ends at %lld", (long long)pos, (long long)v->s->kv.len);
-    r->to_prefill = cut_cost(v->s, pos);
+    announce(r, cut_cost(v->s, pos));
     return cut(r, pos, err);
 }
 
@@ -192,8 +211,7 @@ static enum dg_status op_splice(struct run *r, struct dg_error *err) {
         st = DG_FAIL(err, DG_E_NOMEM, "no memory to splice %lld tokens", (long long)(len - end));
         goto done;
     }
-    r->to_prefill = cut_cost(s, start) + (int64_t)tail.n;
-    r->v->turn_start = -1;
+    announce(r, cut_cost(s, start) + (int64_t)tail.n);
     st = cut(r, start, err);
     if (start == len)
         lineage_broke(r);
@@ -232,16 +250,11 @@ static enum dg_status op_finalize(struct run *r, struct dg_error *err) {
     if (r->v->turn_start < 0)
         return DG_FAIL(err, DG_E_ARG, "the log does not end with a generated turn: there is nothing to finalize");
     DG_TRY(check_ids(r, err));
-    int64_t start = r->v->turn_start;
-    enum dg_status st = align(r, start, true, err);
-    /* finalizing once more, or with other tokens, stays possible */
-    r->v->turn_start = r->v->s->kv.len >= start ? start : -1;
-    return st;
+    return align(r, r->v->turn_start, true, err);
 }
 
 static enum dg_status op_align(struct run *r, struct dg_error *err) {
     DG_TRY(check_ids(r, err));
-    r->v->turn_start = -1;
     return align(r, 0, false, err);
 }
 
@@ -306,7 +319,6 @@ static enum dg_status op_route(struct run *r, struct dg_error *err) {
         DG_TRY(create(r, err));
         to->conv = r->v->id;
     }
-    r->v->turn_start = -1;
     r->v->held = true;
     r->v->used = ++r->e->all.tick;
     say_route(r, to);
@@ -491,7 +503,8 @@ static enum dg_status op_nothing(struct run *r, struct dg_error *err) {
 
 /* --- dispatch --- */
 
-enum { NEEDS_CONV = 1, CHECKS_AT = 2, IN_TURN = 4, WITH_TURN = 8 }; /* IN_TURN: only with an open turn; WITH_TURN: also with one */
+/* IN_TURN: only with an open turn; WITH_TURN: also with one; KEEPS_TURN: what moves the log is a turn or its finalizing */
+enum { NEEDS_CONV = 1, CHECKS_AT = 2, IN_TURN = 4, WITH_TURN = 8, KEEPS_TURN = 16 };
 
 static const struct {
     enum dg_status (*run)(struct run *r, struct dg_error *err);
@@ -499,14 +512,14 @@ static const struct {
 } table[DG_OPS] = {
     [DG_OP_PING] = {op_nothing, WITH_TURN},
     [DG_OP_EXTEND] = {op_extend, NEEDS_CONV | CHECKS_AT},
-    [DG_OP_GENERATE] = {op_generate, NEEDS_CONV | CHECKS_AT},
+    [DG_OP_GENERATE] = {op_generate, NEEDS_CONV | CHECKS_AT | KEEPS_TURN},
     [DG_OP_REWIND] = {op_rewind, NEEDS_CONV},
     [DG_OP_SPLICE] = {op_splice, NEEDS_CONV | CHECKS_AT},
     [DG_OP_FILL] = {op_fill, NEEDS_CONV | CHECKS_AT},
     [DG_OP_MARK] = {op_mark, NEEDS_CONV | CHECKS_AT},
     [DG_OP_ACTIVATE] = {op_activate, NEEDS_CONV},
     [DG_OP_DROP] = {op_drop, NEEDS_CONV},
-    [DG_OP_FINALIZE] = {op_finalize, NEEDS_CONV | CHECKS_AT},
+    [DG_OP_FINALIZE] = {op_finalize, NEEDS_CONV | CHECKS_AT | KEEPS_TURN},
     [DG_OP_ALIGN] = {op_align, NEEDS_CONV | CHECKS_AT},
     [DG_OP_FINGERPRINT] = {op_fingerprint, NEEDS_CONV | CHECKS_AT | WITH_TURN},
     [DG_OP_ROUTE] = {op_route, WITH_TURN},
@@ -515,9 +528,9 @@ static const struct {
     [DG_OP_LOAD] = {op_load, WITH_TURN},
     [DG_OP_BEGIN_TURN] = {op_begin, NEEDS_CONV | CHECKS_AT},
     [DG_OP_PROPOSE] = {op_propose, NEEDS_CONV | IN_TURN},
-    [DG_OP_COMMIT] = {op_commit, NEEDS_CONV | IN_TURN},
+    [DG_OP_COMMIT] = {op_commit, NEEDS_CONV | IN_TURN | KEEPS_TURN},
     [DG_OP_DISCARD] = {op_discard, NEEDS_CONV | IN_TURN},
-    [DG_OP_END_TURN] = {op_end, NEEDS_CONV | IN_TURN},
+    [DG_OP_END_TURN] = {op_end, NEEDS_CONV | IN_TURN | KEEPS_TURN},
     [DG_OP_SHUTDOWN] = {op_nothing, WITH_TURN},
 };
 
@@ -576,6 +589,7 @@ static void exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *em
     if (st == DG_OK) {
         /* the op may end on another conversation than it began with; sessions outlive their conversations */
         struct dg_session *s = r.v ? r.v->s : NULL;
+        struct dg_event start = event_of(&r, DG_EV_ANSWER);
         if (s) {
             r.v->used = ++e->all.tick;
             s->cancel = op->cancel;
@@ -583,9 +597,14 @@ static void exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *em
         st = table[op->kind].run(&r, &err);
         if (s)
             s->cancel = NULL;
+        struct dg_event now = event_of(&r, DG_EV_ANSWER);
+        bool moved = now.conv == start.conv && (now.at.epoch != start.at.epoch || now.at.pos != start.at.pos);
+        if (moved && !(table[op->kind].needs & KEEPS_TURN) && !op->as_turn)
+            r.v->turn_start = -1;
     }
     r.a.status = st;
-    r.a.error = st == DG_OK ? "" : dg_error_text(&err);
+    /* the same whichever check noticed it */
+    r.a.error = st == DG_OK ? "" : st == DG_E_CANCELLED ? "cancelled" : dg_error_text(&err);
     r.a.computed = dg_conversations_computed(&e->all) - before;
     struct dg_event ev = event_of(&r, DG_EV_ANSWER);
     ev.answer = &r.a;

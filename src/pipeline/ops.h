@@ -22,7 +22,8 @@ struct dg_kv_id {
 
 enum dg_op_kind {
     DG_OP_PING,
-    DG_OP_EXTEND,      /* ids: append by causal prefill. Cancelled or failed, what was done stays: the answer's id says how far */
+    DG_OP_EXTEND,      /* ids: append by causal prefill. Cancelled or failed, what was done stays: the answer's id says how far. as_turn:
+                        * they are a turn, which may fill the room of the last canvas and be finalized, and failed it leaves no trace */
     DG_OP_GENERATE,    /* gen: a whole turn. Failed or cancelled, the log is what it was before */
     DG_OP_REWIND,      /* at (checked) or mark: cut the log there */
     DG_OP_SPLICE,      /* start, end, ids: the log becomes log[0..start) + ids + log[end..). Always a new epoch. Cut short, the log is a
@@ -31,7 +32,8 @@ enum dg_op_kind {
     DG_OP_MARK,        /* mark: name the end of the log; a name that exists moves. A cut below a mark removes it */
     DG_OP_ACTIVATE,    /* conv: make it the current one (DG_CONV_NEW makes one); len > 0 cuts it there if that needs no computing */
     DG_OP_DROP,        /* conv: forget it */
-    DG_OP_FINALIZE,    /* ids: the log from the last turn's start on becomes ids; equal tokens are kept */
+    DG_OP_FINALIZE,    /* ids: the log from the last turn's start on becomes ids; equal tokens are kept. Nothing but this may have
+                        * changed the log since the turn */
     DG_OP_ALIGN,       /* ids: the log becomes ids; the longest common prefix is kept */
     DG_OP_FINGERPRINT, /* the live KV's hash, see dg_kv_fingerprint */
     DG_OP_ROUTE,       /* ids: choose the conversation to continue for this prompt, make it current, cut its tail; see conversation.h.
@@ -80,6 +82,7 @@ struct dg_op {
     uint64_t seed;         /* Fill */
     int32_t kept;          /* Commit */
     bool abandon;          /* EndTurn */
+    bool as_turn;          /* Extend */
     const char *mark;      /* Mark, Rewind: 1..DG_MARK_NAME_MAX bytes */
     const char *path;      /* Save, Load */
     const struct dg_gen *gen; /* Generate, BeginTurn; NULL = the engine's defaults */
@@ -88,7 +91,7 @@ struct dg_op {
 };
 
 enum dg_event_kind {
-    DG_EV_PREFILL, /* done of total tokens of this op are in the cache */
+    DG_EV_PREFILL, /* done of total tokens of this op are in the cache; the first says 0, before anything is touched */
     DG_EV_STEP,
     DG_EV_BLOCK,   /* a block was committed */
     DG_EV_NOTE,    /* a stage or the router says what it decided: text */

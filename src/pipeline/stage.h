@@ -37,6 +37,7 @@ struct dg_turn_check {
                             struct dg_error *err);
     /* Length of the turn without a tool response that the model made up at its end. NULL: never cut. */
     size_t (*trim)(void *ctx, const int32_t *ids, size_t n);
+    const struct dg_gen *gen; /* of a Generate without its own. Borrowed for the stage's life */
     int32_t response_open; /* the stop token that the repair's second answer must not stop at, -1 = none */
     void *ctx;
 };

@@ -454,7 +454,7 @@ static void cancelled_prefill_keeps_what_was_done(void **state) {
     int32_t ids[100];
     for (int i = 0; i < 100; i++)
         ids[i] = i + 2;
-    struct cancel_after c = {.at = 2};
+    struct cancel_after c = {.at = 3}; /* 0, 16, 32 of 100 */
     struct dg_op op = {.kind = DG_OP_EXTEND, .ids = ids, .n = 100, .cancel = &c.token};
     struct dg_result r = {0};
     struct dg_error err = {0};
@@ -799,7 +799,8 @@ static void many_clients(void **state) {
         assert_int_equal(c[i].ok, 12);
         assert_int_equal(c[i].answers, 12);
     }
-    assert_int_equal(dg_pipeline_pending(p), 0);
+    while (dg_pipeline_pending(p)) /* the last answer is out a moment before its op is over */
+        usleep(1000);
     dg_pipeline_close(p);
     rig_close(&rig);
 }
