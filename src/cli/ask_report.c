@@ -79,8 +79,7 @@ static void print_new_text(struct dg_ask_report *r) {
     r->printed = r->shown.len;
 }
 
-void dg_ask_on_prefill(void *ctx, int64_t done, int64_t total) {
-    struct dg_ask_report *r = ctx;
+static void on_prefill(struct dg_ask_report *r, int64_t done, int64_t total) {
     if (!r->progress || total < 512)
         return;
     fprintf(stderr, "\r\033[Kprompt %lld/%lld tokens", (long long)done, (long long)total);
@@ -95,8 +94,7 @@ static void trace_step(FILE *f, const struct dg_step_event *e) {
     fputs("]}\n", f);
 }
 
-void dg_ask_on_step(void *ctx, const struct dg_step_event *e) {
-    struct dg_ask_report *r = ctx;
+static void on_step(struct dg_ask_report *r, const struct dg_step_event *e) {
     if (r->trace)
         trace_step(r->trace, e);
     if (!r->progress)
@@ -109,8 +107,7 @@ void dg_ask_on_step(void *ctx, const struct dg_step_event *e) {
     r->line_open = true;
 }
 
-void dg_ask_on_block(void *ctx, const struct dg_block_event *e) {
-    struct dg_ask_report *r = ctx;
+static void on_block(struct dg_ask_report *r, const struct dg_block_event *e) {
     for (int32_t i = 0; i < e->kept && r->error.code == DG_OK; i++)
         if (dg_reply_stream_push(&r->reply, e->ids[i], &r->error) != DG_OK)
             break;
@@ -125,24 +122,38 @@ void dg_ask_on_block(void *ctx, const struct dg_block_event *e) {
                 e->converged ? "" : ", did not converge");
 }
 
+void dg_ask_on_event(void *ctx, const struct dg_event *e) {
+    struct dg_ask_report *r = ctx;
+    switch (e->kind) {
+    case DG_EV_PREFILL: on_prefill(r, e->done, e->total); break;
+    case DG_EV_STEP: on_step(r, e->step); break;
+    case DG_EV_BLOCK: on_block(r, e->block); break;
+    case DG_EV_NOTE:
+        clear_line(r);
+        fprintf(stderr, "diffgemma: %s\n", e->text);
+        break;
+    case DG_EV_ANSWER: break;
+    }
+}
+
 static double rate(double n, double s) { return s > 0 ? n / s : 0; }
 
-static bool print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+static bool print_json(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err) {
     json_t *ids = json_array();
-    for (size_t i = 0; i < t->out.n; i++)
-        json_array_append_new(ids, json_integer(t->out.v[i]));
+    for (size_t i = 0; i < t->ids.n; i++)
+        json_array_append_new(ids, json_integer(t->ids.v[i]));
     double gen = r->total_s - r->prefill_s;
     json_t *o = json_pack("{s:s%, s:o, s:s, s:O, s:i, s:{s:f, s:f, s:f, s:f, s:f, s:f}}", "text", dg_buf_cstr(&r->shown), r->shown.len, "token_ids",
                           ids, "finish_reason", st == DG_OK ? dg_turn_end_finish(t->end) : "error", "blocks", r->blocks, "prompt_tokens",
                           (int)r->prompt_tokens, "timings", "load_s", r->load_s, "prefill_s", r->prefill_s, "prefill_tok_s",
                           rate((double)r->prompt_tokens, r->prefill_s), "s_per_step", t->steps ? gen / t->steps : 0.0, "generate_s", gen,
-                          "tok_s", rate((double)t->out.n, r->total_s));
+                          "tok_s", rate((double)t->ids.n, r->total_s));
     if (!o)
         return false;
     json_object_set(o, "calls", r->calls);
     if (r->thought.len)
         json_object_set_new(o, "thought", json_stringn(r->thought.data, r->thought.len));
-    json_object_set_new(o, "stop_id", t->s && t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
+    json_object_set_new(o, "stop_id", t->conv && t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
     json_object_set_new(o, "end", json_string(dg_turn_end_name(t->end)));
     if (st != DG_OK)
         json_object_set_new(o, "error", json_string(dg_error_text(err)));
@@ -153,10 +164,10 @@ static bool print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg
 }
 
 /* Why there is no more text than this, or none. */
-static void print_reason(const struct dg_ask_report *r, const struct dg_turn *t) {
+static void print_reason(const struct dg_ask_report *r, const struct dg_result *t) {
     if (t->end == DG_END_LENGTH)
         fprintf(stderr, "diffgemma: the answer was cut: %s\n",
-                t->opts.max_tokens && (int64_t)t->out.n >= t->opts.max_tokens ? "--max-tokens is used up"
+                r->max_tokens && (int64_t)t->ids.n >= r->max_tokens ? "--max-tokens is used up"
                                                                               : "the context is full (--ctx for a larger one)");
     else if (t->end == DG_END_REPEAT)
         fprintf(stderr, "diffgemma: the answer was cut: the model repeated one token without end; another --seed may help\n");
@@ -165,7 +176,7 @@ static void print_reason(const struct dg_ask_report *r, const struct dg_turn *t)
                 r->reply.reply.unclosed_thought ? " (all of it was a thought that was never closed)" : "");
 }
 
-bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err) {
     bool whole = r->error.code == DG_OK && dg_reply_stream_end(&r->reply, &r->error) == DG_OK;
     clear_line(r);
     if (!whole)
@@ -184,11 +195,11 @@ bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg
             print_reason(r, t);
     }
     fflush(stdout);
-    if (r->verbose && t->s) {
+    if (r->verbose && t->conv) {
         double gen = r->total_s - r->prefill_s;
         fprintf(stderr, "load %.3f s; prompt %zu tokens in %.3f s (%.0f tok/s); %d steps, %.4f s a step; %zu tokens in %.3f s (%.1f tok/s)\n",
                 r->load_s, r->prompt_tokens, r->prefill_s, rate((double)r->prompt_tokens, r->prefill_s), t->steps,
-                t->steps ? gen / t->steps : 0.0, t->out.n, r->total_s, rate((double)t->out.n, r->total_s));
+                t->steps ? gen / t->steps : 0.0, t->ids.n, r->total_s, rate((double)t->ids.n, r->total_s));
     }
     return whole;
 }

@@ -18,6 +18,8 @@ int dg_cmd_summary(int argc, char **argv);
 int dg_cmd_download(int argc, char **argv);
 int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
+int dg_cmd_replay(int argc, char **argv);
+int dg_cmd_golden(int argc, char **argv);
 /* The row of a command in main's table. */
 const struct dg_command *dg_command_find(const char *name);
 
@@ -47,7 +49,6 @@ struct dg_runtime {
     struct dg_model *model;
     struct dg_tokenizer *tok;
     struct dg_backend *be;
-    struct dg_session *session;
     double load_s;
 };
 
@@ -60,7 +61,9 @@ enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args 
 /* The rest, each after the ones before it; warnings of the model go to stderr. */
 enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
-enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;
+/* Fills the options of sessions from arguments and flags and opens the backend. */
+enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err)
+    DG_MUST_CHECK;
 void dg_runtime_close(struct dg_runtime *r);
 
 /* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include "cli/ask_report.h"
+#include "cli/front.h"
 #include "message/prompt.h"
 #include "message/turn_text.h"
 
@@ -17,6 +18,7 @@
 
 struct options {
     struct dg_model_args model;
+    struct dg_log_args log;
     const char *prompt, *system, *canvas_ids;
     uint64_t seed;
     int64_t max_tokens, steps;
@@ -80,30 +82,6 @@ static enum dg_status read_canvas(const char *path, int32_t canvas, struct dg_id
     return st;
 }
 
-static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
-    return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
-}
-
-static void turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
-                      struct dg_turn_opts *t) {
-    memset(t, 0, sizeof *t);
-    t->seed = o->seed;
-    t->max_tokens = o->max_tokens;
-    dg_sampler_params_init(&t->sampler, &r->model->cfg, &r->flags);
-    if (o->steps)
-        t->sampler.steps_max = (int32_t)o->steps;
-    t->sampler.no_early_stop = o->no_early_stop;
-    dg_commit_policy_init(&t->policy, &r->model->cfg, &r->flags);
-    dg_turn_text_policy(text, &t->policy);
-    t->first_step = r->flags.first_step_sc == DG_FIRST_STEP_NONE ? DG_SC_NONE : DG_SC_SEED;
-    t->canvas_ids = canvas->v;
-    t->canvas_n = (int32_t)canvas->n;
-    t->blank = text->blank;
-    t->shows_nothing = shows_nothing;
-    t->on_step = dg_ask_on_step;
-    t->on_block = dg_ask_on_block;
-}
-
 static bool ends_in_thought(const struct dg_runtime *r, const struct dg_ids *ids) {
     int32_t open = dg_tokenizer_find(r->tok, "<|channel>"), close = dg_tokenizer_find(r->tok, "<channel|>");
     for (size_t i = ids->n; i-- > 0;)
@@ -116,8 +94,8 @@ struct work {
     struct dg_runtime r;
     struct dg_buf prompt;
     struct dg_ids ids, canvas;
-    struct dg_turn_text text;
-    struct dg_turn turn;
+    struct dg_front front;
+    struct dg_result turn;
     struct dg_ask_report report;
 };
 
@@ -131,31 +109,37 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
     DG_TRY(dg_runtime_tokenizer(&w->r, err));
     w->r.load_s += dg_now() - t;
     DG_TRY(encode_prompt(&w->r, o, &w->prompt, &w->ids, err));
-    DG_TRY(dg_runtime_session(&w->r, &o->model, err));
-    if (w->ids.n > (size_t)dg_session_room(w->r.session))
+    struct dg_front_opts fo = {.log = o->log, .conversations = 1};
+    DG_TRY(dg_front_open(&w->front, &w->r, &o->model, &fo, err));
+    if (w->ids.n > (size_t)w->front.room)
         return DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens and a canvas takes %d: they do not fit a context of %lld (--ctx, at most %d here)",
-                       w->ids.n, w->r.model->cfg.canvas, (long long)w->r.session->kv.ctx, w->r.model->cfg.ctx_max);
-    if (o->canvas_ids)
-        DG_TRY(read_canvas(o->canvas_ids, w->r.model->cfg.canvas, &w->canvas, err));
-    return dg_turn_text_init(&w->text, w->r.tok, w->r.model->cfg.vocab, err);
+                       w->ids.n, w->r.model->cfg.canvas, (long long)w->front.ctx, w->r.model->cfg.ctx_max);
+    return o->canvas_ids ? read_canvas(o->canvas_ids, w->r.model->cfg.canvas, &w->canvas, err) : DG_OK;
 }
 
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
-    struct dg_turn_opts t;
-    turn_opts(&w->r, o, &w->text, &w->canvas, &t);
+    struct dg_ask_report *report = &w->report;
     struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
-    DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
-    t.ctx = t.text_ctx = &w->report;
-    w->r.session->cancel = &interrupted;
+    DG_TRY(dg_ask_report_init(report, w->r.tok, &w->front.text, &ro, err));
+    struct dg_gen g = w->front.opts.gen;
+    g.seed = o->seed;
+    g.max_tokens = report->max_tokens = o->max_tokens;
+    if (o->steps)
+        g.sampler.steps_max = (int32_t)o->steps;
+    g.sampler.no_early_stop = o->no_early_stop;
+    g.canvas_ids = w->canvas.v;
+    g.canvas_n = (int32_t)w->canvas.n;
+    g.extend_last = false; /* nothing follows */
+    struct dg_op prompt = {.kind = DG_OP_EXTEND, .ids = w->ids.v, .n = w->ids.n, .cancel = &interrupted};
+    struct dg_op turn = {.kind = DG_OP_GENERATE, .gen = &g, .cancel = &interrupted};
     signal(SIGINT, on_interrupt);
     double start = dg_now();
-    DG_TRY(dg_session_extend(w->r.session, w->ids.v, w->ids.n, dg_ask_on_prefill, &w->report, err));
-    w->report.prefill_s = dg_now() - start;
-    w->report.prompt_tokens = w->ids.n;
-    DG_TRY(dg_turn_begin(&w->turn, w->r.session, &t, err));
-    enum dg_status st = dg_turn_run(&w->turn, err);
-    w->report.total_s = dg_now() - start;
-    w->report.load_s = w->r.load_s;
+    DG_TRY(dg_pipeline_call(w->front.p, &prompt, dg_ask_on_event, report, NULL, err));
+    report->prefill_s = dg_now() - start;
+    report->prompt_tokens = w->ids.n;
+    enum dg_status st = dg_pipeline_call(w->front.p, &turn, dg_ask_on_event, report, &w->turn, err);
+    report->total_s = dg_now() - start;
+    report->load_s = w->r.load_s;
     return st;
 }
 
@@ -174,6 +158,7 @@ int dg_cmd_ask(int argc, char **argv) {
         DG_RUN_ARGS(o.model),
         {"canvas-ids", 0, DG_ARG_STR, &o.canvas_ids, 0, 0, "FILE", "first canvas instead of a random one: token ids"},
         {"no-early-stop", 0, DG_ARG_FLAG, &o.no_early_stop, 0, 0, NULL, "run every scheduled step"},
+        DG_LOG_ARGS(o.log),
         {"json", 0, DG_ARG_FLAG, &o.json, 0, 0, NULL, "print one JSON object instead of text"},
         {"verbose", 'v', DG_ARG_FLAG, &o.verbose, 0, 0, NULL, "a line a block, and timings, on stderr"},
     };
@@ -192,9 +177,8 @@ int dg_cmd_ask(int argc, char **argv) {
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);
     dg_ask_report_deinit(&w.report);
-    if (w.turn.s)
-        dg_turn_deinit(&w.turn);
-    dg_turn_text_deinit(&w.text);
+    dg_ids_deinit(&w.turn.ids);
+    dg_front_close(&w.front);
     dg_ids_deinit(&w.ids);
     dg_ids_deinit(&w.canvas);
     dg_buf_deinit(&w.prompt);

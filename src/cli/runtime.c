@@ -85,15 +85,15 @@ enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) {
     return DG_OK;
 }
 
-enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
+enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
     double t = dg_now();
-    struct dg_session_opts so = {.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
+    *so = (struct dg_session_opts){.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
     int32_t topk = !r->flags.attn_topk ? 0 : r->flags.attn_topk_dyn ? DG_TOPK_DYN : r->flags.attn_topk_k;
-    so.attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
+    so->attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
     if (!strcmp(a->kv, "f16"))
-        so.kv = DG_F16;
+        so->kv = DG_F16;
     else if (!strcmp(a->kv, "f32"))
-        so.kv = DG_F32;
+        so->kv = DG_F32;
     else
         return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32", a->kv);
     if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
@@ -101,13 +101,11 @@ enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_ar
                        r->model->cfg.vocab);
     struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device};
     DG_TRY(dg_backend_open(&r->be, a->backend, r->model, &bo, err));
-    DG_TRY(dg_session_create(&r->session, r->be, &so, err));
     r->load_s += dg_now() - t;
     return DG_OK;
 }
 
 void dg_runtime_close(struct dg_runtime *r) {
-    dg_session_destroy(r->session);
     dg_backend_destroy(r->be);
     dg_tokenizer_close(r->tok);
     dg_model_close(r->model);
