@@ -40,7 +40,7 @@ static const char *level_code(const struct dg_view *v, int level) {
 }
 
 static const char *kind_code(const struct dg_view *v, enum dg_view_kind kind) {
-    static const char *const code[DG_VIEW_KINDS] = {"", "\033[2m", "\033[36m", "\033[2;36m"};
+    static const char *const code[DG_VIEW_KINDS] = {"", "\033[2m", "\033[36m", "\033[2;36m", "\033[33m"};
     return v->opts.colours ? code[kind] : "";
 }
 

@@ -17,7 +17,7 @@
 #define DG_VIEW_LINE_MAX ((size_t)64 << 10)  /* bytes of an unfinished line that are kept for redrawing it */
 #define DG_VIEW_FRAME_MAX ((size_t)16 << 20) /* bytes of one frame */
 
-enum dg_view_kind { DG_VIEW_CONTENT, DG_VIEW_THOUGHT, DG_VIEW_CALL, DG_VIEW_RESULT, DG_VIEW_KINDS };
+enum dg_view_kind { DG_VIEW_CONTENT, DG_VIEW_THOUGHT, DG_VIEW_CALL, DG_VIEW_RESULT, DG_VIEW_NOTE, DG_VIEW_KINDS };
 
 enum dg_view_colours { DG_VIEW_NO_COLOUR = 0, DG_VIEW_16 = 16, DG_VIEW_256 = 256 };
 

@@ -56,6 +56,15 @@ static bool store(const struct dg_command *cmd, const struct dg_arg *a, const ch
     case DG_ARG_STR:
         *(const char **)a->dst = value;
         return true;
+    case DG_ARG_LIST: {
+        struct dg_arg_list *l = a->dst;
+        if (l->n < DG_ARG_LIST_MAX) {
+            l->v[l->n++] = value;
+            return true;
+        }
+        fprintf(stderr, "diffgemma %s: --%s is given more than %d times\n", cmd->name, a->name, DG_ARG_LIST_MAX);
+        return false;
+    }
     case DG_ARG_INT:
         if (parse_int(value, a->min, a->max, a->dst))
             return true;
