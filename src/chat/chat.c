@@ -120,6 +120,8 @@ static void say_end(const struct dg_chat *c) {
     else if (r->end == DG_END_LENGTH)
         note(c, r->unclosed ? "the reply was cut inside its thought: its tokens or the context are used up (--max-tokens, --think-max, --ctx)"
                             : "the reply was cut: its tokens or the context are used up (--max-tokens, --ctx)");
+    else if (r->end == DG_END_REPEAT)
+        note(c, "the reply was cut: the model repeated one token without end; /retry tries another seed");
     else if (!r->shown)
         note(c, r->unclosed ? "the reply is empty: all of it was a thought that was never closed; /retry tries another seed"
                             : "the reply is empty; /retry tries another seed");

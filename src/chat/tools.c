@@ -332,7 +332,7 @@ static void put_result(struct dg_buf *out, const struct dg_tool *t, const struct
             dg_buf_chr(out, '\n');
         put_text(out, o->errors.data, o->errors.len);
     }
-    if (!failed && !o->text.len)
+    if (!out->len)
         dg_buf_str(out, "(no output)");
 }
 

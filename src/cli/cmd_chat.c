@@ -5,8 +5,6 @@
 #include "core/mem.h"
 
 #include <errno.h>
-#include <langinfo.h>
-#include <locale.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -293,12 +291,6 @@ static void put_away(struct dg_chat_command_state *s) {
     dg_runtime_close(&s->r);
 }
 
-static void choose_locale(void) {
-    setlocale(LC_CTYPE, "");
-    if (strcmp(nl_langinfo(CODESET), "UTF-8"))
-        setlocale(LC_CTYPE, "C.UTF-8");
-}
-
 int dg_cmd_chat(int argc, char **argv) {
     struct options o = {.seed = 42, .rounds = 8};
     dg_model_args_init(&o.model);
@@ -326,9 +318,7 @@ int dg_cmd_chat(int argc, char **argv) {
         return status;
     struct dg_chat_command_state s = {.yes = o.yes, .verbose = o.verbose};
     struct dg_error err = {0};
-    const char *term = getenv("TERM");
-    s.interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb");
-    choose_locale();
+    s.interactive = isatty(STDIN_FILENO) && dg_live_possible();
     dg_input_init(&s.input);
     /* the signals are this thread's; those that the engine starts must not take them */
     dg_live_mask(true);

@@ -1,6 +1,8 @@
 #include "cli/live.h"
 
 #include <errno.h>
+#include <langinfo.h>
+#include <locale.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -127,11 +129,18 @@ static enum dg_view_colours colours(const char *term) {
     return (deep && *deep) || strstr(term, "256color") || strstr(term, "direct") || strstr(term, "kitty") ? DG_VIEW_256 : DG_VIEW_16;
 }
 
-void dg_live_init(struct dg_live *l, const struct dg_tokenizer *tok, bool canvas) {
+bool dg_live_possible(void) {
     const char *term = getenv("TERM");
+    return isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb");
+}
+
+void dg_live_init(struct dg_live *l, const struct dg_tokenizer *tok, bool canvas) {
+    setlocale(LC_CTYPE, "");
+    if (strcmp(nl_langinfo(CODESET), "UTF-8"))
+        setlocale(LC_CTYPE, "C.UTF-8");
     memset(l, 0, sizeof *l);
-    l->terminal = isatty(STDOUT_FILENO) && term && *term && strcmp(term, "dumb");
-    struct dg_view_opts o = {.plain = !l->terminal, .canvas = canvas, .colours = l->terminal ? colours(term) : DG_VIEW_NO_COLOUR};
+    l->terminal = dg_live_possible();
+    struct dg_view_opts o = {.plain = !l->terminal, .canvas = canvas, .colours = l->terminal ? colours(getenv("TERM")) : DG_VIEW_NO_COLOUR};
     size_of(&o.width, &o.height);
     dg_view_init(&l->view, tok, &o);
     o.plain = true;

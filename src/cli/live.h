@@ -21,7 +21,9 @@ struct dg_live {
     int64_t frames;
 };
 
-/* Chooses by what standard output is and by TERM, COLORTERM and NO_COLOR. canvas: show the block, not only the status line. */
+/* Is standard output a terminal that can show more than text? */
+bool dg_live_possible(void);
+/* Chooses by what standard output is and by TERM, COLORTERM and NO_COLOR; sets a UTF-8 LC_CTYPE where there is none. canvas: show the block, not only the status line. */
 void dg_live_init(struct dg_live *l, const struct dg_tokenizer *tok, bool canvas);
 void dg_live_deinit(struct dg_live *l);
 
