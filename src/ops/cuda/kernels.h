@@ -1,0 +1,252 @@
+/* Every CUDA kernel's arguments, declared once.
+ *
+ * A kernel NAME takes one `struct dgc_NAME_args` by value. This header is compiled by the host's C compiler, by nvcc and by NVRTC: the
+ * host's launch wrapper (launch.h) and the device's signature (DGC_KERNEL in kernels/device.cuh) both come from the list at its end,
+ * so a call and its kernel cannot drift. Pointers are device addresses. */
+#ifndef DG_OPS_CUDA_KERNELS_H
+#define DG_OPS_CUDA_KERNELS_H
+
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+/* enum dg_dtype and enum dg_format as the device knows them; backend.c checks that they agree. */
+enum { DGC_F32, DGC_BF16, DGC_F16, DGC_I32 };
+enum { DGC_FMT_BF16, DGC_FMT_F16, DGC_FMT_F32, DGC_FMT_Q4, DGC_FMT_Q6, DGC_FMT_Q8, DGC_FMT_NVFP4 };
+enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
+
+#define DGC_STACKED 3       /* most matrices side by side in one linear op */
+#define DGC_TILE 64         /* rows of x a tile of the grouped expert product covers */
+#define DGC_SPARSE_CUT (-10.0f)
+#define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
+#define DGC_PLAN_COUNTERS 8192
+
+struct dgc_plane {
+    void *p;
+    int64_t ld; /* elements */
+    int32_t dtype;
+};
+
+struct dgc_mat {
+    const uint8_t *p; /* first row; nvfp4's global scale lies in the 4 bytes before it */
+    int64_t row_bytes;
+    int32_t fmt, n, k;
+};
+
+/* What changes between the steps and blocks of a captured graph. */
+struct dgc_params {
+    int64_t pos0;
+    int32_t n_live;
+    float inv_t_head; /* 1/T of the statistics being taken */
+    float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
+    int32_t reserved; /* no padding: records are compared as bytes */
+};
+
+struct dgc_set_params_args {
+    struct dgc_params *to;
+    struct dgc_params v;
+};
+
+/* Fills a matrix with seeded values of about the given spread, through its format's own codes. Grid: rows x ceil(k / 32 / 128). */
+struct dgc_fill_args {
+    struct dgc_mat m;
+    uint64_t seed;
+    float spread;
+};
+
+/* Seeded f32 vector: center + spread * uniform(-1, 1). */
+struct dgc_fill_vec_args {
+    float *v;
+    int32_t n;
+    uint64_t seed;
+    float center, spread;
+};
+
+struct dgc_embed_args {
+    const int32_t *ids;
+    struct dgc_mat e;
+    float scale;
+    struct dgc_plane y;
+};
+
+/* y = (res + x * rsqrt(mean(x^2) + eps) * w) * scale; res.p and w may be NULL. One block a row. */
+struct dgc_norm_args {
+    struct dgc_plane x, res, y;
+    const float *w;
+    float eps, scale;
+    int32_t cols;
+};
+
+struct dgc_norm_pair_args {
+    struct dgc_plane a, b, y;
+    const float *wa, *wb;
+    float eps;
+    int32_t cols;
+};
+
+struct dgc_add_args {
+    struct dgc_plane a, b, y;
+    int32_t cols;
+};
+
+struct dgc_kv {
+    void *k, *v;
+    int64_t slots;
+    int32_t dtype, kv_heads, hd, ring, window;
+};
+
+/* Grid: rows x (heads + 2 kv_heads); one warp each, 4 a block. */
+struct dgc_qkv_store_args {
+    struct dgc_plane qkv;
+    const float *q_norm, *k_norm, *cos, *sin;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    int32_t n, heads, has_v;
+    float eps;
+};
+
+struct dgc_attention_args {
+    struct dgc_plane q, y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    int32_t n, heads, causal;
+};
+
+/* y[m][...] = epilogue(x[m] . w). Tiles of one matrix never cross into the next. */
+struct dgc_linear_args {
+    struct dgc_plane x, y;
+    struct dgc_mat w[DGC_STACKED];
+    int32_t tiles[DGC_STACKED + 1]; /* first tile of each matrix along the output; the last used entry is the end */
+    int32_t n_w, rows, epi;
+    float cap;
+};
+
+struct dgc_route_args {
+    const float *logits; /* [rows][experts] */
+    const float *scale;
+    int32_t *expert;
+    float *weight;
+    int32_t rows, experts, k;
+};
+
+/* The (row, rank) pairs ordered by expert, and the row tiles the expert products work on. Written by experts_plan. */
+struct dgc_plan {
+    int32_t *bucket;      /* [experts + 1] first sorted pair of each expert */
+    int32_t *pair;        /* [pairs] row * topk + rank */
+    int32_t *tile_expert; /* [tiles] */
+    int32_t *tile_first;  /* [tiles] first sorted pair */
+    int32_t *n_tiles;
+};
+
+struct dgc_experts_plan_args {
+    const int32_t *expert;
+    struct dgc_plan plan;
+    int32_t pairs, experts, tile_rows, warps;
+};
+
+/* h[sorted pair][f] = gelu(gate x) * up x. w: expert 0's matrix, gate rows first. */
+struct dgc_experts_up_args {
+    struct dgc_plane x, h;
+    struct dgc_mat w;
+    int64_t mat_bytes;
+    struct dgc_plan plan;
+    int32_t topk;
+};
+
+/* y[pair][n] = h[sorted pair] . down, f32. */
+struct dgc_experts_down_args {
+    struct dgc_plane h, y;
+    struct dgc_mat w;
+    int64_t mat_bytes;
+    struct dgc_plan plan;
+};
+
+struct dgc_experts_sum_args {
+    const float *pair_y;
+    const float *weight;
+    struct dgc_plane y;
+    int32_t topk, cols;
+};
+
+struct dgc_row_stats_args {
+    const float *logits;
+    int64_t ld;
+    int32_t vocab;
+    const struct dgc_params *prm;
+    float *entropy, *max, *sum, *p_max;
+    int32_t *argmax;
+};
+
+/* Dense soft embedding. Grid: column tiles x row tiles. sparse: ids below the cut count as zero. */
+struct dgc_soft_dense_args {
+    const float *logits;
+    int64_t ld;
+    const float *max, *sum;
+    const struct dgc_params *prm;
+    struct dgc_mat e;
+    float scale;
+    int32_t rows;
+    struct dgc_plane y;
+};
+
+/* Lists a row's surviving ids in ascending order; part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
+struct dgc_soft_pick_args {
+    const float *logits;
+    int64_t ld;
+    const float *max;
+    const struct dgc_params *prm;
+    int32_t *ids; /* [rows][vocab] */
+    int32_t *part_at;
+    int32_t vocab;
+};
+
+/* part[row][range][cols] = sum of p * embed[id] over that range's survivors. Grid: ranges x rows. */
+struct dgc_soft_gather_args {
+    const float *logits;
+    int64_t ld;
+    const float *max, *sum;
+    const struct dgc_params *prm;
+    const int32_t *ids, *part_at;
+    struct dgc_mat e;
+    float *part;
+};
+
+struct dgc_soft_sum_args {
+    const float *part;
+    float scale;
+    int32_t cols;
+    struct dgc_plane y;
+};
+
+/* name, threads of a block */
+#define DGC_KERNELS(K)      \
+    K(set_params, 32)       \
+    K(fill, 128)            \
+    K(fill_vec, 256)        \
+    K(embed, 256)           \
+    K(norm, 256)            \
+    K(norm_pair, 256)       \
+    K(add, 256)             \
+    K(qkv_store, 128)       \
+    K(attention, 128)       \
+    K(linear, 256)          \
+    K(route, 128)           \
+    K(experts_plan, 1024)   \
+    K(experts_up, 256)      \
+    K(experts_down, 256)    \
+    K(experts_sum, 256)     \
+    K(row_stats, 1024)      \
+    K(soft_dense, 256)      \
+    K(soft_pick, 1024)      \
+    K(soft_gather, 256)     \
+    K(soft_sum, 256)
+
+#endif

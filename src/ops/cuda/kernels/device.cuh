@@ -1,0 +1,160 @@
+/* What every kernel file shares: the signature macro, conversions between number formats, weight decoding, reductions.
+ *
+ * Plain CUDA C without the toolkit's headers, so that NVRTC needs none and a C compiler can run the kernels on a CPU in tests. */
+#ifndef DG_OPS_CUDA_DEVICE_CUH
+#define DG_OPS_CUDA_DEVICE_CUH
+
+#include "ops/cuda/kernels.h"
+
+#define DGC_FN static __device__ __forceinline__
+
+#ifndef DGC_EMULATED
+#define DGC_KERNEL(name, threads) \
+    extern "C" __global__ void __launch_bounds__(threads) dgc_##name(const __grid_constant__ struct dgc_##name##_args a)
+
+DGC_FN uint16_t dgc_f32_bf16(float f) {
+    uint16_t h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+DGC_FN float dgc_f16_f32(uint16_t h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+DGC_FN uint16_t dgc_f32_f16(float f) {
+    uint16_t h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
+    return h;
+}
+#endif
+
+#define DGC_INF __int_as_float(0x7f800000)
+
+DGC_FN float dgc_bf16_f32(uint32_t h) { return __uint_as_float(h << 16); }
+DGC_FN uint32_t dgc_u16(const uint8_t *p) { return (uint32_t)p[0] | (uint32_t)p[1] << 8; }
+
+DGC_FN float dgc_load(const void *p, int dtype, int64_t i) {
+    if (dtype == DGC_F32)
+        return ((const float *)p)[i];
+    uint16_t h = ((const uint16_t *)p)[i];
+    return dtype == DGC_BF16 ? dgc_bf16_f32(h) : dgc_f16_f32(h);
+}
+
+DGC_FN void dgc_store(void *p, int dtype, int64_t i, float v) {
+    if (dtype == DGC_F32)
+        ((float *)p)[i] = v;
+    else
+        ((uint16_t *)p)[i] = dtype == DGC_BF16 ? dgc_f32_bf16(v) : dgc_f32_f16(v);
+}
+
+DGC_FN float dgc_gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
+
+/* E4M3 "fn": a half with the exponent's top bit missing, 2^8 too small; 0x7f is NaN. */
+DGC_FN float dgc_e4m3(uint32_t b) {
+    float v = (b & 0x7f) == 0x7f ? __int_as_float(0x7fc00000) : dgc_f16_f32((uint16_t)((b & 0x7f) << 7)) * 256.0f;
+    return b & 0x80 ? -v : v;
+}
+/* E2M1: likewise, 2^14 too small. */
+DGC_FN float dgc_e2m1(uint32_t c) {
+    float v = dgc_f16_f32((uint16_t)((c & 7) << 9)) * 16384.0f;
+    return c & 8 ? -v : v;
+}
+
+/* A matrix's own factor: nvfp4's global scale. */
+DGC_FN float dgc_mat_scale(const struct dgc_mat *m, const uint8_t *first_row) {
+    if (m->fmt != DGC_FMT_NVFP4)
+        return 1.0f;
+    return __uint_as_float(dgc_u16(first_row - 4) | dgc_u16(first_row - 2) << 16);
+}
+
+/* w[0..7] = values k0 .. k0+7 of a row of k values; those from k on are 0. k0 is a multiple of 8. Products as the CPU's table makes them:
+ * codes times scales of few bits are exact, so only the last operation rounds. */
+DGC_FN void dgc_decode8(int fmt, const uint8_t *row, float mat_scale, int k0, int k, float *w) {
+    if (fmt == DGC_FMT_Q4) {
+        const uint8_t *b = row + (int64_t)(k0 >> 5) * 20;
+        uint32_t head = *(const uint32_t *)b, q = *(const uint32_t *)(b + 4 + ((k0 & 31) >> 1));
+        float scale = dgc_bf16_f32(head & 0xffff), min = __uint_as_float(head & 0xffff0000u);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            w[i] = k0 < k ? __fadd_rn(__fmul_rn(scale, (float)(q >> (4 * i) & 15)), min) : 0.0f;
+        return;
+    }
+    if (fmt == DGC_FMT_Q6) {
+        const uint8_t *b = row + (int64_t)(k0 >> 5) * 28, *c = b + 4 + ((k0 & 31) >> 2) * 3;
+        uint32_t head = *(const uint32_t *)b;
+        float scale = dgc_bf16_f32(head & 0xffff), min = __uint_as_float(head & 0xffff0000u);
+#pragma unroll
+        for (int g = 0; g < 2; g++) {
+            uint32_t v = dgc_u16(c + 3 * g) | (uint32_t)c[3 * g + 2] << 16;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                w[4 * g + i] = k0 < k ? __fadd_rn(__fmul_rn(scale, (float)(v >> (6 * i) & 63)), min) : 0.0f;
+        }
+        return;
+    }
+    if (fmt == DGC_FMT_NVFP4) {
+        float s = k0 < k ? dgc_e4m3(row[(k >> 1) + (k0 >> 4)]) : 0.0f;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t c = k0 < k ? row[(k0 >> 1) + i] : 0;
+            w[2 * i] = __fmul_rn(__fmul_rn(dgc_e2m1(c & 15), s), mat_scale);
+            w[2 * i + 1] = __fmul_rn(__fmul_rn(dgc_e2m1(c >> 4), s), mat_scale);
+        }
+        return;
+    }
+    float scale = fmt == DGC_FMT_Q8 ? dgc_bf16_f32(dgc_u16(row)) : 1.0f;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        float v = 0.0f;
+        if (k0 + i < k) {
+            if (fmt == DGC_FMT_Q8)
+                v = scale * (float)((const int8_t *)row)[2 + k0 + i];
+            else if (fmt == DGC_FMT_F32)
+                v = ((const float *)row)[k0 + i];
+            else if (fmt == DGC_FMT_F16)
+                v = dgc_f16_f32(((const uint16_t *)row)[k0 + i]);
+            else
+                v = dgc_bf16_f32(((const uint16_t *)row)[k0 + i]);
+        }
+        w[i] = v;
+    }
+}
+
+DGC_FN float dgc_warp_sum(float v) {
+#pragma unroll
+    for (int s = 16; s; s >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, s);
+    return v;
+}
+
+DGC_FN double dgc_warp_sum_f64(double v) {
+#pragma unroll
+    for (int s = 16; s; s >>= 1)
+        v += __shfl_xor_sync(0xffffffffu, v, s);
+    return v;
+}
+
+/* Sum over a block of `warps` warps, given to every thread; tmp holds one value a warp. The order is fixed by the block's size alone. */
+DGC_FN float dgc_block_sum(float v, float *tmp, int warps) {
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    v = dgc_warp_sum(v);
+    __syncthreads();
+    if (lane == 0)
+        tmp[warp] = v;
+    __syncthreads();
+    v = dgc_warp_sum(lane < warps ? tmp[lane] : 0.0f);
+    return v;
+}
+
+DGC_FN double dgc_block_sum_f64(double v, double *tmp, int warps) {
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    v = dgc_warp_sum_f64(v);
+    __syncthreads();
+    if (lane == 0)
+        tmp[warp] = v;
+    __syncthreads();
+    return dgc_warp_sum_f64(lane < warps ? tmp[lane] : 0.0);
+}
+
+#endif
