@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <locale.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -24,8 +23,10 @@ struct flag {
 };
 
 #define AT(field) offsetof(struct dg_flags, field)
-#define BOOL(name, field, def, help) {name, FLAG_BOOL, AT(field), 0, 1, "0|1", 0, def, help}
-#define TEXT(name, field, what, help) {name, FLAG_TEXT, AT(field), 0, 0, what, 0, "", help}
+#define BOOL(name, field, def, help) \
+    { name, FLAG_BOOL, AT(field), 0, 1, "0|1", 0, def, help }
+#define TEXT(name, field, what, help) \
+    { name, FLAG_TEXT, AT(field), 0, 0, what, 0, "", help }
 
 static const struct flag table[] = {
     BOOL("ATTN_WINDOW", attn_window, "1", "sliding layers of a denoise step see only the last window-1 context positions"),
@@ -43,11 +44,13 @@ static const struct flag table[] = {
     BOOL("FREEZE", freeze, "0", "legacy: an accepted position keeps its token for the rest of the block"),
     {"EARLY_STOP_MEAN_ENT", FLAG_FLOAT, AT(early_stop_mean_ent), 0, 16, "0..16", 0, "0.05",
      "from step 12 on stop a block below this mean entropy (nats); 0 = off"},
-    {"EMPTY_REPLY_RETRY", FLAG_INT, AT(empty_reply_retry), 0, 16, "0..16", 0, "3", "new canvases for a first block that says nothing"},
+    {"EMPTY_REPLY_RETRY", FLAG_INT, AT(empty_reply_retry), 0, 16, "0..16", 0, "3",
+     "new canvases for a first block that says nothing"},
     BOOL("REFERENCE_STOPS", reference_stops, "0", "stop a block only when stable and confident, as the reference does"),
     {"FIRST_STEP_SC", FLAG_ENUM, AT(first_step_sc), 0, 0, "seed|none", DG_FIRST_STEP_SEED, "seed",
      "self-conditioning of a block's first step: the canvas's own embedding, or no signal"},
-    BOOL("SC_SPARSE", sc_sparse, "1", "soft embedding from tokens of at least e^-10 of a row's largest probability; 0 = from all"),
+    BOOL("SC_SPARSE", sc_sparse, "1",
+         "soft embedding from tokens of at least e^-10 of a row's largest probability; 0 = from all"),
     {"FAST_PREFILL", FLAG_ENUM, AT(fast_prefill), 0, 0, "auto|0|1", DG_FAST_PREFILL_AUTO, "",
      "prefill in bf16: by length (above 256 tokens), never, always; unset = one numeric path per session"},
     {"FAST_PREFILL_MAX", FLAG_INT, AT(fast_prefill_max), 0, INT32_MAX, "0..2147483647", 0, "0",
@@ -56,7 +59,8 @@ static const struct flag table[] = {
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
     BOOL("KV_Q8", kv_q8, "0", "keep the cache in 8 bits"),
     BOOL("KV_REUSE", kv_reuse, "1", "reuse the cache of a conversation's common prefix"),
-    BOOL("SERVE_TOOL_CONTINUATION", serve_tool_continuation, "1", "continue a tool turn from its own tokens instead of rendering it anew"),
+    BOOL("SERVE_TOOL_CONTINUATION", serve_tool_continuation, "1",
+         "continue a tool turn from its own tokens instead of rendering it anew"),
     BOOL("TOOL_VALIDATE", tool_validate, "0", "generate again, with another seed, when a tool call is malformed"),
     BOOL("TOOL_REPAIR", tool_repair, "0", "let the model correct a malformed tool call in a draft that is thrown away"),
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
@@ -85,7 +89,8 @@ static bool parse_int(const char *s, int32_t *out) {
     return true;
 }
 
-/* Decimal only, with a point whatever the locale; no inf, nan or hexadecimal. */
+/* Decimal only, with a point whatever the locale; no inf, nan or hexadecimal. A number too large becomes infinite, which no range
+ * allows. */
 static bool parse_float(const char *s, double *out) {
     const char *p = s + (*s == '-' || *s == '+');
     size_t whole = strspn(p, "0123456789");
@@ -113,7 +118,7 @@ static bool parse_float(const char *s, double *out) {
         return false;
     *out = strtod_l(s, NULL, c);
     freelocale(c);
-    return isfinite(*out);
+    return true;
 }
 
 static bool parse_enum(const struct flag *t, const char *s, int32_t *out) {
@@ -189,7 +194,10 @@ void dg_flags_deinit(struct dg_flags *f) {
     dg_flags_default(f);
 }
 
-/* Edits (insert, delete, replace one character) that turn a into b; names longer than the row never come close to one of ours. */
+static char upper(char c) { return c >= 'a' && c <= 'z' ? (char)(c - 'a' + 'A') : c; }
+
+/* Edits (insert, delete, replace one character, case apart) that turn a into b; names longer than the row never come close to one
+ * of ours. */
 static int edits(const char *a, size_t na, const char *b) {
     int row[64];
     size_t nb = strlen(b);
@@ -201,7 +209,7 @@ static int edits(const char *a, size_t na, const char *b) {
         int diag = row[0];
         row[0] = (int)i;
         for (size_t j = 1; j <= nb; j++) {
-            int v = diag + (a[i - 1] != b[j - 1]);
+            int v = diag + (upper(a[i - 1]) != b[j - 1]);
             if (row[j] + 1 < v)
                 v = row[j] + 1;
             if (row[j - 1] + 1 < v)
@@ -307,8 +315,10 @@ enum dg_status dg_flags_print(struct dg_buf *out) {
         name = (int)strlen(w.name) > name ? (int)strlen(w.name) : name;
         range = (int)strlen(w.range) > range ? (int)strlen(w.range) : range;
     }
-    (void)dg_buf_fmt(out, "%-*s  %-6s  %-*s  %-7s  %s\n", name + (int)strlen(DG_FLAGS_PREFIX), v.name, v.type, range, v.range, v.def, v.help);
+    (void)dg_buf_fmt(out, "%-*s  %-6s  %-*s  %-7s  %s\n", name + (int)strlen(DG_FLAGS_PREFIX), v.name, v.type, range, v.range,
+                     v.def, v.help);
     for (size_t i = 0; dg_flags_info(i, &v); i++)
-        (void)dg_buf_fmt(out, DG_FLAGS_PREFIX "%-*s  %-6s  %-*s  %-7s  %s\n", name, v.name, v.type, range, v.range, v.def, v.help);
+        (void)dg_buf_fmt(out, DG_FLAGS_PREFIX "%-*s  %-6s  %-*s  %-7s  %s\n", name, v.name, v.type, range, v.range, v.def,
+                         v.help);
     return out->status;
 }

@@ -1,9 +1,9 @@
-/* The registry of DGQ_* switches: one table says name, type, range, default and help of each, and everything that reads, checks or
- * prints a switch goes through it (reference.md section 8).
+/* The registry of DGQ_* switches: one table says name, type, range, default and help of each, and everything that reads, checks
+ * or prints a switch goes through it (reference.md section 8).
  *
- * The engine never reads the environment itself: a program loads the flags once and passes the record down. A switch that is set but
- * invalid, or whose name the registry does not know, is refused, since a mistyped switch that is silently ignored looks like a result.
- * A set but empty value counts as unset. */
+ * The engine never reads the environment itself: a program loads the flags once and passes the record down. A switch that is set
+ * but invalid, or whose name the registry does not know, is refused, since a mistyped switch that is silently ignored looks like
+ * a result. A set but empty value counts as unset. */
 #ifndef DG_CORE_FLAGS_H
 #define DG_CORE_FLAGS_H
 
@@ -11,7 +11,7 @@
 #include "core/status.h"
 
 #define DG_FLAGS_PREFIX "DGQ_"
-#define DG_FLAGS_TEXT_MAX 4096 /* bytes of a string value */
+#define DG_FLAGS_TEXT_MAX 4096    /* bytes of a string value */
 #define DG_FLAGS_REPORT_MAX 16384 /* bytes of an error that names every offender */
 
 enum dg_first_step { DG_FIRST_STEP_SEED = 0, DG_FIRST_STEP_NONE };
@@ -48,8 +48,8 @@ struct dg_flags {
 
 /* Fills caller storage with the defaults. Allocates nothing. */
 void dg_flags_default(struct dg_flags *f);
-/* Applies every DGQ_* entry of envp ("NAME=value", NULL-terminated, as in environ; NULL is allowed) over what f holds; a name that
- * occurs twice takes the later value. Entries with other names are ignored. f must have been filled by dg_flags_default.
+/* Applies every DGQ_* entry of envp ("NAME=value", NULL-terminated, as in environ; NULL is allowed) over what f holds; a name
+ * that occurs twice takes the later value. Entries with other names are ignored. f must have been filled by dg_flags_default.
  * Errors: DG_E_ARG with every offender and what it may be; the valid entries are applied even so. DG_E_NOMEM. */
 enum dg_status dg_flags_load(struct dg_flags *f, const char *const *envp, struct dg_error *err) DG_MUST_CHECK;
 /* Frees the strings and returns to the defaults. A zeroed record is allowed. */
@@ -58,8 +58,8 @@ void dg_flags_deinit(struct dg_flags *f);
  * Returns the buffer's status. */
 enum dg_status dg_flags_print(struct dg_buf *out);
 
-/* The n-th switch's name without prefix, type, range, default and help, for tests and documents: string literals or the registry's
- * own storage. false past the end. */
+/* The n-th switch's name without prefix, type, range, default and help, for tests and documents: string literals or the
+ * registry's own storage. false past the end. */
 struct dg_flag_info {
     const char *name, *type, *range, *def, *help;
 };

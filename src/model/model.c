@@ -149,23 +149,31 @@ static void bind_all(struct binder *b) {
         bind_layer(b, i);
 }
 
-/* Tensors a text checkpoint may carry that are no weights of ours: the vision side and tied copies of the decoder. */
-static bool is_known_extra(const struct dg_tensor *t) {
-    static const char *const prefixes[] = {"model.encoder.vision_tower.", "model.encoder.embed_vision.", "model.encoder.language_model.",
-                                           "lm_head.weight"};
-    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
-        size_t n = strlen(prefixes[i]);
-        if (t->name_len >= n && memcmp(t->name, prefixes[i], n) == 0)
-            return true;
-    }
-    return false;
+static bool starts_with(const struct dg_tensor *t, const char *prefix) {
+    size_t n = strlen(prefix);
+    return t->name_len >= n && memcmp(t->name, prefix, n) == 0;
+}
+
+/* Tensors a text checkpoint may carry that are no weights of ours: the vision side, and the encoder's and the head's tied copies of what
+ * the decoder has. */
+static bool is_known_extra(struct dg_store *s, const struct dg_tensor *t) {
+    static const char *const encoder = "model.encoder.language_model.", *const decoder = "model.decoder.";
+    if (starts_with(t, "model.encoder.vision_tower.") || starts_with(t, "model.encoder.embed_vision."))
+        return true;
+    if (!starts_with(t, encoder))
+        return t->name_len == strlen("lm_head.weight") && starts_with(t, "lm_head.weight");
+    char twin[DG_TENSOR_NAME_MAX];
+    size_t n_prefix = strlen(decoder), n_rest = t->name_len - strlen(encoder);
+    memcpy(twin, decoder, n_prefix);
+    memcpy(twin + n_prefix, t->name + strlen(encoder), n_rest);
+    return dg_store_find(s, twin, n_prefix + n_rest) != NULL;
 }
 
 static void warn_unknown(struct dg_store *s, struct dg_buf *warnings) {
     size_t n = 0;
     for (size_t i = 0; i < dg_store_count(s); i++) {
         const struct dg_tensor *t = dg_store_at(s, i);
-        if (!t->bound && !is_known_extra(t) && n++ < UNKNOWN_NAMED_MAX)
+        if (!t->bound && !is_known_extra(s, t) && n++ < UNKNOWN_NAMED_MAX)
             (void)dg_buf_fmt(warnings, "unknown tensor %s is ignored\n", dg_clip(t->name, t->name_len).s);
     }
     if (n > UNKNOWN_NAMED_MAX)

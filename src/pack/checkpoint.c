@@ -188,7 +188,9 @@ static enum dg_status open_shards(struct index *ix, const char *dir, struct dg_e
         if (snprintf(path, sizeof path, "%s/%s", dir, ix->shards.v[i].name) >= (int)sizeof path)
             return DG_FAIL(err, DG_E_LIMIT, "path too long");
         struct dg_error one = {0};
-        enum dg_status st = dg_safetensors_add(ix->store, path, &ix->shards.v[i].file, &one);
+        enum dg_status st = dg_store_map(ix->store, path, &ix->shards.v[i].file, &one);
+        if (st == DG_OK)
+            st = dg_safetensors_add(ix->store, ix->shards.v[i].file, &one);
         if (st == DG_E_FORMAT || st == DG_E_IO)
             dg_faults_add(&ix->faults, st, "%s", dg_error_text(&one));
         else if (st != DG_OK)
@@ -277,7 +279,8 @@ enum dg_status dg_checkpoint_add(struct dg_store *s, const char *dir, struct dg_
     if (snprintf(path, sizeof path, "%s/model.safetensors", dir) >= (int)sizeof path)
         return DG_FAIL(err, DG_E_LIMIT, "%s: path too long", dir);
     if (is_there(dir, "model.safetensors")) {
-        DG_TRY(dg_safetensors_add(s, path, &file, err));
+        DG_TRY(dg_store_map(s, path, &file, err));
+        DG_TRY(dg_safetensors_add(s, file, err));
         return dg_store_sort(s, err);
     }
     if (is_there(dir, INDEX))

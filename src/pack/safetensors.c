@@ -242,10 +242,10 @@ static const char *known_stranger(const uint8_t *p, size_t n) {
     return NULL;
 }
 
-enum dg_status dg_safetensors_add(struct dg_store *s, const char *path, int *file, struct dg_error *err) {
-    DG_TRY(dg_store_map(s, path, file, err));
+enum dg_status dg_safetensors_add(struct dg_store *s, int file, struct dg_error *err) {
     size_t size;
-    const uint8_t *p = dg_store_bytes(s, *file, &size);
+    const uint8_t *p = dg_store_bytes(s, file, &size);
+    const char *path = dg_store_path(s, file);
     const char *stranger = known_stranger(p, size);
     if (stranger)
         return DG_FAIL(err, DG_E_FORMAT, "%s: %s", path, stranger);
@@ -260,7 +260,7 @@ enum dg_status dg_safetensors_add(struct dg_store *s, const char *path, int *fil
     if (header > size - 8)
         return DG_FAIL(err, DG_E_FORMAT, "%s: its header of %" PRIu64 " bytes goes beyond the file's %zu; the file is cut, download it again",
                        path, header, size);
-    struct reader rd = {.store = s, .file = *file, .data = p + 8 + header, .data_bytes = size - 8 - header};
+    struct reader rd = {.store = s, .file = file, .data = p + 8 + header, .data_bytes = size - 8 - header};
     dg_faults_init(&rd.faults);
     size_t first = dg_store_count(s);
     enum dg_status st = read_header(&rd, p + 8, (size_t)header, err);

@@ -10,9 +10,9 @@
 
 #define DG_SAFETENSORS_HEADER_MAX ((uint64_t)100000000) /* the public format's own limit */
 
-/* Maps `path` into the store and adds its tensors; *file is its index there. Element types that no weight has (I64, F8_E4M3, or a name
+/* Adds the tensors of the store's file number `file` (dg_store_map or dg_store_lend). Element types that no weight has (I64, F8_E4M3, or a name
  * this reader does not know) are kept as kind DG_FMT_COUNT: only the binder knows whether they matter. `__metadata__` is skipped.
  * Duplicate names are found by dg_store_sort. Errors: DG_E_IO, DG_E_FORMAT (every fault of the file in one message), DG_E_LIMIT. */
-enum dg_status dg_safetensors_add(struct dg_store *s, const char *path, int *file, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_safetensors_add(struct dg_store *s, int file, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

@@ -10,6 +10,7 @@
 struct file {
     struct dg_map map;
     char *path;
+    bool lent; /* map.data is the caller's */
 };
 
 struct dg_store {
@@ -30,7 +31,8 @@ void dg_store_close(struct dg_store *s) {
     if (!s)
         return;
     for (int i = 0; i < s->n_files; i++) {
-        dg_map_close(&s->file[i].map);
+        if (!s->file[i].lent)
+            dg_map_close(&s->file[i].map);
         dg_free(s->file[i].path);
     }
     for (size_t i = 0; i < s->n_own; i++)
@@ -41,25 +43,40 @@ void dg_store_close(struct dg_store *s) {
     dg_free(s);
 }
 
-enum dg_status dg_store_map(struct dg_store *s, const char *path, int *file, struct dg_error *err) {
+/* Makes room for one file more and fills its path. */
+static enum dg_status next_file(struct dg_store *s, const char *path, struct file *f, struct dg_error *err) {
     if (s->n_files == DG_STORE_FILES_MAX)
         return DG_FAIL(err, DG_E_LIMIT, "%s: a model may have at most %d files", path, DG_STORE_FILES_MAX);
     if (s->n_files == s->cap_files) {
         int cap = s->cap_files ? 2 * s->cap_files : 16;
-        struct file *f = dg_realloc(s->file, (size_t)s->n_files, (size_t)cap, sizeof *f);
-        if (!f)
+        struct file *p = dg_realloc(s->file, (size_t)s->n_files, (size_t)cap, sizeof *p);
+        if (!p)
             return DG_FAIL(err, DG_E_NOMEM, "out of memory");
-        s->file = f;
+        s->file = p;
         s->cap_files = cap;
     }
-    struct file f = {.path = dg_strndup(path, strlen(path))};
-    if (!f.path)
-        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    *f = (struct file){.path = dg_strndup(path, strlen(path))};
+    return f->path ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+}
+
+enum dg_status dg_store_map(struct dg_store *s, const char *path, int *file, struct dg_error *err) {
+    struct file f;
+    DG_TRY(next_file(s, path, &f, err));
     enum dg_status st = dg_map_open(&f.map, path, err);
     if (st != DG_OK) {
         dg_free(f.path);
         return st;
     }
+    *file = s->n_files;
+    s->file[s->n_files++] = f;
+    return DG_OK;
+}
+
+enum dg_status dg_store_lend(struct dg_store *s, const char *name, const void *data, size_t n, int *file, struct dg_error *err) {
+    struct file f;
+    DG_TRY(next_file(s, name, &f, err));
+    f.map = (struct dg_map){data, n};
+    f.lent = true;
     *file = s->n_files;
     s->file[s->n_files++] = f;
     return DG_OK;

@@ -39,6 +39,8 @@ void dg_store_close(struct dg_store *s); /* NULL is allowed */
 
 /* Maps a file; the mapping lives as long as the store. *file: its index. Errors: DG_E_IO, DG_E_LIMIT, DG_E_NOMEM. */
 enum dg_status dg_store_map(struct dg_store *s, const char *path, int *file, struct dg_error *err) DG_MUST_CHECK;
+/* Takes memory of the caller's as if it were a mapped file of that name; it must outlive the store. For tests and fuzzing. */
+enum dg_status dg_store_lend(struct dg_store *s, const char *name, const void *data, size_t n, int *file, struct dg_error *err) DG_MUST_CHECK;
 int dg_store_files(const struct dg_store *s);
 /* Borrowed until dg_store_close. */
 const char *dg_store_path(const struct dg_store *s, int file);

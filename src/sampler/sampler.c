@@ -26,6 +26,13 @@ const char *dg_stop_name(enum dg_stop_reason r) {
     return "unknown";
 }
 
+/* The configuration keeps f32; where the number in the file was a short decimal this gives it back in full, so that temperatures
+ * and thresholds are those of an implementation that computes them in double. */
+static double decimal(float x) {
+    double d = round((double)x * 1e7) / 1e7;
+    return (float)d == x ? d : (double)x;
+}
+
 void dg_sampler_params_init(struct dg_sampler_params *p, const struct dg_config *cfg, const struct dg_flags *f) {
     struct dg_flags def;
     if (!f) {
@@ -36,11 +43,11 @@ void dg_sampler_params_init(struct dg_sampler_params *p, const struct dg_config 
         .vocab = cfg->vocab,
         .pad = cfg->pad,
         .steps_max = cfg->steps_max,
-        .t_min = cfg->t_min,
-        .t_max = cfg->t_max,
-        .entropy_bound = cfg->entropy_bound,
+        .t_min = decimal(cfg->t_min),
+        .t_max = decimal(cfg->t_max),
+        .entropy_bound = decimal(cfg->entropy_bound),
         .stability = cfg->stability,
-        .confidence = cfg->confidence,
+        .confidence = decimal(cfg->confidence),
         .argmax = f->denoiser_argmax,
         .freeze = f->freeze,
         .reference_stops = f->reference_stops,
@@ -57,7 +64,8 @@ enum dg_status dg_sampler_params_check(const struct dg_sampler_params *p, struct
     if (p->steps_max < 1 || p->steps_max > DG_STEPS_MAX)
         return DG_FAIL(err, DG_E_ARG, "the number of denoise steps must be 1..%d, not %d", DG_STEPS_MAX, p->steps_max);
     if (!(p->t_min > 0 && p->t_min <= p->t_max && p->t_max <= 1000))
-        return DG_FAIL(err, DG_E_ARG, "the temperatures must satisfy 0 < t_min <= t_max <= 1000, not %g and %g", p->t_min, p->t_max);
+        return DG_FAIL(err, DG_E_ARG, "the temperatures must satisfy 0 < t_min <= t_max <= 1000, not %g and %g", p->t_min,
+                       p->t_max);
     if (!(p->entropy_bound >= 0 && isfinite(p->entropy_bound)))
         return DG_FAIL(err, DG_E_ARG, "the entropy bound must be a finite number of at least 0, not %g", p->entropy_bound);
     if (p->stability < 0)
@@ -66,12 +74,14 @@ enum dg_status dg_sampler_params_check(const struct dg_sampler_params *p, struct
         return DG_FAIL(err, DG_E_ARG, "the mean entropies that stop a block must be at least 0, not %g, %g and %g", p->confidence,
                        p->entropy_stop, p->plateau_entropy);
     if (p->entropy_steps < 0 || p->plateau < 1)
-        return DG_FAIL(err, DG_E_ARG, "the steps before the entropy stop must be at least 0 and the plateau at least 1, not %d and %d",
+        return DG_FAIL(err, DG_E_ARG,
+                       "the steps before the entropy stop must be at least 0 and the plateau at least 1, not %d and %d",
                        p->entropy_steps, p->plateau);
     return DG_OK;
 }
 
-enum dg_status dg_sampler_create(struct dg_sampler **out, const struct dg_sampler_params *p, int32_t capacity, struct dg_error *err) {
+enum dg_status dg_sampler_create(struct dg_sampler **out, const struct dg_sampler_params *p, int32_t capacity,
+                                 struct dg_error *err) {
     *out = NULL;
     DG_TRY(dg_sampler_params_check(p, err));
     if (capacity < 1 || capacity > DG_CANVAS_MAX)
@@ -123,9 +133,8 @@ static enum dg_status start(struct dg_sampler *s, int32_t n, struct dg_rng *rng,
         return DG_FAIL(err, DG_E_ARG, "a block of this session has 1..%d positions, not %d", s->capacity, n);
     s->n = n;
     s->rng = rng;
-    s->steps = s->same_argmax = s->same_accept = 0;
+    s->steps = 0;
     s->running = true;
-    memset(s->accept, 0, (size_t)n);
     memset(s->frozen, 0, (size_t)n);
     return DG_OK;
 }
@@ -137,10 +146,12 @@ enum dg_status dg_sampler_begin(struct dg_sampler *s, int32_t n, struct dg_rng *
     return DG_OK;
 }
 
-enum dg_status dg_sampler_begin_ids(struct dg_sampler *s, const int32_t *ids, int32_t n, struct dg_rng *rng, struct dg_error *err) {
+enum dg_status dg_sampler_begin_ids(struct dg_sampler *s, const int32_t *ids, int32_t n, struct dg_rng *rng,
+                                    struct dg_error *err) {
     for (int32_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= s->p.vocab)
-            return DG_FAIL(err, DG_E_ARG, "canvas id %d at position %d is outside the vocabulary of %d tokens", ids[i], i, s->p.vocab);
+            return DG_FAIL(err, DG_E_ARG, "canvas id %d at position %d is outside the vocabulary of %d tokens", ids[i], i,
+                           s->p.vocab);
     DG_TRY(start(s, n, rng, err));
     memcpy(s->canvas, ids, (size_t)n * sizeof *ids);
     return DG_OK;
@@ -228,8 +239,8 @@ static enum dg_status check_step(const struct dg_sampler *s, const float *entrop
         if (!isfinite(entropy[i]))
             return DG_FAIL(err, DG_E_NUMERIC, "the logits of step %d hold NaN or Inf at canvas position %d", s->steps + 1, i);
         if (argmax[i] < 0 || argmax[i] >= s->p.vocab)
-            return DG_FAIL(err, DG_E_INTERNAL, "argmax %d at canvas position %d is outside the vocabulary of %d tokens", argmax[i], i,
-                           s->p.vocab);
+            return DG_FAIL(err, DG_E_INTERNAL, "argmax %d at canvas position %d is outside the vocabulary of %d tokens",
+                           argmax[i], i, s->p.vocab);
     }
     return DG_OK;
 }

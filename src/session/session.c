@@ -86,9 +86,10 @@ int64_t dg_session_room(const struct dg_session *s) {
     return room > 0 ? room : 0;
 }
 
-static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
+static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
+                              struct dg_error *err) {
     for (int64_t done = 0; done < n;) {
-        if (atomic_load(&s->cancel))
+        if (may_cancel && atomic_load(&s->cancel))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled after %lld of %lld prompt tokens", (long long)done, (long long)n);
         int32_t now = n - done < s->opts.chunk ? (int32_t)(n - done) : s->opts.chunk;
         DG_TRY(dg_forward_prefill(s->be, &s->planes, &s->kv, ids + done, now, NULL, NULL, err));
@@ -99,6 +100,16 @@ static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t 
     return DG_OK;
 }
 
+/* The log follows the cache also when the prefill ended early; its room was reserved at creation. */
+static enum dg_status extend(struct dg_session *s, const int32_t *ids, size_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
+                             struct dg_error *err) {
+    size_t before = (size_t)s->kv.len;
+    enum dg_status st = prefill(s, ids, (int64_t)n, may_cancel, progress, ctx, err);
+    if (dg_ids_add(&s->log, ids, (size_t)s->kv.len - before) != DG_OK)
+        return DG_FAIL(err, DG_E_INTERNAL, "the token log outgrew the context");
+    return st;
+}
+
 enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_t n, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
     if (n > (size_t)dg_session_room(s))
         return DG_FAIL(err, DG_E_LIMIT, "%zu more tokens after %lld leave no room for a canvas of %d in a context of %lld", n,
@@ -106,12 +117,11 @@ enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_
     for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= s->cfg->vocab)
             return DG_FAIL(err, DG_E_ARG, "token id %d is outside the vocabulary of %d", ids[i], s->cfg->vocab);
-    size_t before = (size_t)s->kv.len;
-    enum dg_status st = prefill(s, ids, (int64_t)n, progress, ctx, err);
-    /* the log follows the cache also when the call ended early; room was reserved at creation */
-    if (dg_ids_add(&s->log, ids, (size_t)s->kv.len - before) != DG_OK)
-        return DG_FAIL(err, DG_E_INTERNAL, "the token log outgrew the context");
-    return st;
+    return extend(s, ids, n, true, progress, ctx, err);
+}
+
+enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) {
+    return extend(s, ids, n, false, NULL, NULL, err);
 }
 
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
@@ -119,7 +129,7 @@ enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
     bool rebuild = len > 0 && len < dg_kv_cut_floor(&s->kv);
     dg_kv_cut(&s->kv, rebuild ? 0 : len);
-    enum dg_status st = rebuild ? prefill(s, s->log.v, len, progress, ctx, err) : DG_OK;
+    enum dg_status st = rebuild ? prefill(s, s->log.v, len, false, progress, ctx, err) : DG_OK;
     s->log.n = (size_t)s->kv.len;
     return st;
 }

@@ -45,6 +45,10 @@ void dg_session_destroy(struct dg_session *s); /* NULL is allowed */
 enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_t n, dg_progress_fn *progress, void *ctx, struct dg_error *err)
     DG_MUST_CHECK;
 
+/* The same for tokens the model produced: they were computed on a canvas at these positions, so the room is there even where no further
+ * canvas would fit. Not cancelled half-way. */
+enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
+
 /* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
  * (progress reports it). */
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;

@@ -75,7 +75,8 @@ struct findings {
     int64_t stats_at, accept_at, canvas_at;
 };
 
-static void check_stats(const struct traj *r, const float *logits, int32_t step, const float *h, const int32_t *am, struct findings *w) {
+static void check_stats(const struct traj *r, const float *logits, int32_t step, const float *h, const int32_t *am,
+                        struct findings *w) {
     float temp = dg_sampler_temperature(r->s);
     for (int64_t i = 0; i < r->n; i++) {
         double e;
@@ -105,8 +106,8 @@ static bool replay_block(struct traj *r) {
         goto error;
     int64_t at = differ_i32(dg_sampler_canvas(r->s), canvas0, r->n);
     if (at < r->n)
-        line(r->out, r->t, false, key(r, "canvas0"), "position %lld is %d instead of %d", (long long)at, dg_sampler_canvas(r->s)[at],
-             canvas0[at]);
+        line(r->out, r->t, false, key(r, "canvas0"), "position %lld is %d instead of %d", (long long)at,
+             dg_sampler_canvas(r->s)[at], canvas0[at]);
     else
         line(r->out, r->t, true, key(r, "canvas0"), "%lld positions equal", (long long)r->n);
     struct findings w = {0, -1, -1, -1, 0, 0, 0};
@@ -129,11 +130,13 @@ static bool replay_block(struct traj *r) {
         }
     }
     if (logits && w.stats_step < 0)
-        line(r->out, r->t, true, key(r, "logits"), "entropies at the schedule's temperatures within %.1e, argmaxes equal", w.worst);
+        line(r->out, r->t, true, key(r, "logits"), "entropies at the schedule's temperatures within %.1e, argmaxes equal",
+             w.worst);
     else if (logits)
         line(r->out, r->t, false, key(r, "logits"), "entropy or argmax off at step %d, position %lld (worst entropy %.1e)",
              w.stats_step + 1, (long long)w.stats_at, w.worst);
-    line(r->out, r->t, w.accept_step < 0, key(r, "accept"), w.accept_step < 0 ? "%d masks equal" : "mask of step %d differs at position %lld",
+    line(r->out, r->t, w.accept_step < 0, key(r, "accept"),
+         w.accept_step < 0 ? "%d masks equal" : "mask of step %d differs at position %lld",
          w.accept_step < 0 ? r->steps : w.accept_step + 1, (long long)w.accept_at);
     line(r->out, r->t, w.canvas_step < 0, key(r, "canvas"),
          w.canvas_step < 0 ? "%d canvases equal" : "canvas of step %d differs at position %lld",

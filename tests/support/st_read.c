@@ -28,7 +28,8 @@ static const struct {
     enum st_dtype dtype;
     size_t size;
 } types[] = {
-    {"U8", ST_U8, 1}, {"BOOL", ST_U8, 1}, {"I32", ST_I32, 4}, {"I64", ST_I64, 8}, {"F32", ST_F32, 4}, {"F16", ST_F16, 2}, {"BF16", ST_BF16, 2},
+    {"U8", ST_U8, 1},   {"BOOL", ST_U8, 1}, {"I32", ST_I32, 4},   {"I64", ST_I64, 8},
+    {"F32", ST_F32, 4}, {"F16", ST_F16, 2}, {"BF16", ST_BF16, 2},
 };
 
 /* Reads one header entry; returns what is wrong with it, or NULL. */

@@ -23,8 +23,8 @@ const char *st_name(const struct st_file *f, size_t i);
 /* First element of a tensor, row-major, aligned to its element size, until st_close; NULL when the file has no such tensor.
  * dtype, rank and shape[4] may be NULL; shape entries past the rank are set to 1. */
 const void *st_get(const struct st_file *f, const char *name, enum st_dtype *dtype, int *rank, int64_t shape[4]);
-/* The same, but NULL (and a line on stderr when the tensor exists with another type or size) unless it has that type and n elements;
- * n < 0 accepts any number. */
+/* The same, but NULL (and a line on stderr when the tensor exists with another type or size) unless it has that type and n
+ * elements; n < 0 accepts any number. */
 const float *st_f32(const struct st_file *f, const char *name, int64_t n);
 const int32_t *st_i32(const struct st_file *f, const char *name, int64_t n);
 const uint8_t *st_u8(const struct st_file *f, const char *name, int64_t n);

@@ -1,0 +1,118 @@
+#include "cli/args.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ARGS_MAX 64
+#define LONG_BASE 256 /* getopt values of options without a letter */
+
+static void print_help(const struct dg_command *cmd, const struct dg_arg *args, size_t n) {
+    printf("usage: diffgemma %s %s\n\n%s\n\n", cmd->name, cmd->usage, cmd->about);
+    for (size_t i = 0; i <= n; i++) {
+        char left[64];
+        if (i == n)
+            snprintf(left, sizeof left, "-h, --help");
+        else
+            snprintf(left, sizeof left, "%c%c%s--%s%s%s", args[i].letter ? '-' : ' ', args[i].letter ? args[i].letter : ' ',
+                     args[i].letter ? ", " : "  ", args[i].name, args[i].value ? " " : "", args[i].value ? args[i].value : "");
+        printf("  %-28s %s\n", left, i == n ? "show this help" : args[i].help);
+    }
+}
+
+static bool parse_int(const char *s, int64_t min, int64_t max, int64_t *out) {
+    char *end;
+    errno = 0;
+    long long v = strtoll(s, &end, 10);
+    if (errno || end == s || *end || v < min || v > max)
+        return false;
+    *out = v;
+    return true;
+}
+
+static bool parse_u64(const char *s, uint64_t *out) {
+    char *end;
+    errno = 0;
+    unsigned long long v = strtoull(s, &end, 10);
+    if (errno || end == s || *end || *s == '-')
+        return false;
+    *out = v;
+    return true;
+}
+
+static bool store(const struct dg_command *cmd, const struct dg_arg *a, const char *value) {
+    switch (a->kind) {
+    case DG_ARG_FLAG:
+        *(bool *)a->dst = true;
+        return true;
+    case DG_ARG_STR:
+        *(const char **)a->dst = value;
+        return true;
+    case DG_ARG_INT:
+        if (parse_int(value, a->min, a->max, a->dst))
+            return true;
+        fprintf(stderr, "diffgemma %s: --%s %s: give a whole number from %lld to %lld\n", cmd->name, a->name, value, (long long)a->min,
+                (long long)a->max);
+        return false;
+    case DG_ARG_U64:
+        if (parse_u64(value, a->dst))
+            return true;
+        fprintf(stderr, "diffgemma %s: --%s %s: give a whole number from 0 to 18446744073709551615\n", cmd->name, a->name, value);
+        return false;
+    }
+    return false;
+}
+
+bool dg_args_parse(int argc, char **argv, const struct dg_command *cmd, const struct dg_arg *args, size_t n_args, int positional_min,
+                   int positional_max, int *first, int *status) {
+    struct option longs[ARGS_MAX + 2] = {0};
+    char shorts[2 * ARGS_MAX + 4] = ":h";
+    size_t n_short = 2;
+    *status = 2;
+    if (n_args > ARGS_MAX)
+        return false;
+    for (size_t i = 0; i < n_args; i++) {
+        bool value = args[i].kind != DG_ARG_FLAG;
+        longs[i] = (struct option){args[i].name, value ? required_argument : no_argument, NULL, LONG_BASE + (int)i};
+        if (args[i].letter) {
+            shorts[n_short++] = args[i].letter;
+            if (value)
+                shorts[n_short++] = ':';
+        }
+    }
+    longs[n_args] = (struct option){"help", no_argument, NULL, 'h'};
+    opterr = 0;
+    optind = 1;
+    for (int o; (o = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
+        if (o == 'h') {
+            print_help(cmd, args, n_args);
+            *status = 0;
+            return false;
+        }
+        const struct dg_arg *hit = o >= LONG_BASE ? &args[o - LONG_BASE] : NULL;
+        for (size_t i = 0; !hit && o != '?' && o != ':' && i < n_args; i++)
+            if (args[i].letter == o)
+                hit = &args[i];
+        if (!hit) {
+            fprintf(stderr, "diffgemma %s: %s %s; see diffgemma %s --help\n", cmd->name, o == ':' ? "a value is missing after" : "unknown option",
+                    argv[optind - 1], cmd->name);
+            return false;
+        }
+        if (!store(cmd, hit, optarg))
+            return false;
+    }
+    int left = argc - optind;
+    if (left < positional_min || left > positional_max) {
+        if (left > positional_max)
+            fprintf(stderr, "diffgemma %s: unexpected argument '%s'; see diffgemma %s --help\n", cmd->name, argv[optind + positional_max],
+                    cmd->name);
+        else
+            fprintf(stderr, "usage: diffgemma %s %s\n", cmd->name, cmd->usage);
+        return false;
+    }
+    *first = optind;
+    *status = 0;
+    return true;
+}

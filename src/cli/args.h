@@ -1,0 +1,35 @@
+/* Command-line options from a table that also prints the help. */
+#ifndef DG_CLI_ARGS_H
+#define DG_CLI_ARGS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_STR };
+
+struct dg_arg {
+    const char *name; /* long option without dashes */
+    char letter;      /* short option, 0 = none */
+    enum dg_arg_kind kind;
+    void *dst;        /* bool, int64_t, uint64_t or const char * */
+    int64_t min, max; /* of DG_ARG_INT */
+    const char *value; /* name of the value in the help */
+    const char *help;
+};
+
+struct dg_command {
+    const char *name;
+    const char *usage; /* what follows "diffgemma NAME" */
+    const char *about; /* one sentence, for the list */
+    int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns the exit status */
+};
+
+/* Parses argv[1..argc-1] by the table; --help prints the help to stdout. Returns true when the command should run, its positional
+ * arguments being argv[*first..argc-1]; false with *status set (0 after --help, 2 after an error, which is one line on stderr). */
+bool dg_args_parse(int argc, char **argv, const struct dg_command *cmd, const struct dg_arg *args, size_t n_args, int positional_min,
+                   int positional_max, int *first, int *status);
+
+#define DG_ARGS_COUNT(a) (sizeof(a) / sizeof *(a))
+
+#endif

@@ -1,0 +1,132 @@
+#include "cli/ask_report.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define TEXT_MAX ((size_t)64 << 20)
+
+enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text, bool json,
+                                  bool verbose, struct dg_error *err) {
+    memset(r, 0, sizeof *r);
+    r->tok = tok;
+    r->text = text;
+    r->json = json;
+    r->verbose = verbose;
+    r->progress = isatty(STDERR_FILENO);
+    dg_decoder_init(&r->decoder, tok, true);
+    dg_buf_init(&r->shown, TEXT_MAX);
+    r->blocks = json_array();
+    return r->blocks ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+}
+
+void dg_ask_report_deinit(struct dg_ask_report *r) {
+    if (!r->tok)
+        return;
+    dg_decoder_deinit(&r->decoder);
+    dg_buf_deinit(&r->shown);
+    json_decref(r->blocks);
+    memset(r, 0, sizeof *r);
+}
+
+static void clear_line(struct dg_ask_report *r) {
+    if (r->line_open)
+        fputs("\r\033[K", stderr);
+    r->line_open = false;
+}
+
+static void print_new_text(struct dg_ask_report *r) {
+    if (r->json || r->printed == r->shown.len)
+        return;
+    clear_line(r);
+    fwrite(r->shown.data + r->printed, 1, r->shown.len - r->printed, stdout);
+    fflush(stdout);
+    r->printed = r->shown.len;
+}
+
+void dg_ask_on_prefill(void *ctx, int64_t done, int64_t total) {
+    struct dg_ask_report *r = ctx;
+    if (!r->progress || total < 512)
+        return;
+    fprintf(stderr, "\r\033[Kprompt %lld/%lld tokens", (long long)done, (long long)total);
+    r->line_open = true;
+}
+
+void dg_ask_on_step(void *ctx, const struct dg_step_event *e) {
+    struct dg_ask_report *r = ctx;
+    if (!r->progress)
+        return;
+    /* an answer that ends without a newline stays on its line; the progress line must not overwrite it */
+    if (r->printed && r->shown.data[r->printed - 1] != '\n' && isatty(STDOUT_FILENO))
+        return;
+    fprintf(stderr, "\r\033[Kblock %d step %d/%d  T %.2f  accepted %d/%d  entropy %.3f", e->block + 1, e->result->step, e->steps_max,
+            (double)e->temperature, e->result->n_accepted, e->n, e->result->mean_entropy);
+    r->line_open = true;
+}
+
+void dg_ask_on_block(void *ctx, const struct dg_block_event *e) {
+    struct dg_ask_report *r = ctx;
+    struct dg_error ignored = {0};
+    for (int32_t i = 0; i < e->kept; i++)
+        if (dg_decoder_push(&r->decoder, e->ids[i], &r->shown, &ignored) != DG_OK)
+            dg_error_clear(&ignored);
+    clear_line(r);
+    print_new_text(r);
+    json_array_append_new(r->blocks,
+                          json_pack("{s:i, s:i, s:i, s:i, s:f, s:s, s:i, s:b, s:b}", "steps", e->steps, "steps_all", e->steps_all, "accepted",
+                                    e->accepted, "kept", e->kept, "mean_entropy", e->mean_entropy, "stop_reason", dg_stop_name(e->stop),
+                                    "retries", e->retries, "trimmed", e->trimmed, "converged", e->converged));
+    if (r->verbose)
+        fprintf(stderr, "%sblock %d: %d steps, stop %s, mean entropy %.4f, kept %d%s%s%s\n", r->json ? "" : "\n", e->block + 1, e->steps,
+                dg_stop_name(e->stop), e->mean_entropy, e->kept, e->retries ? ", re-rolled" : "", e->trimmed ? ", trimmed" : "",
+                e->converged ? "" : ", did not converge");
+}
+
+static double rate(double n, double s) { return s > 0 ? n / s : 0; }
+
+static void print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+    json_t *ids = json_array();
+    for (size_t i = 0; i < t->out.n; i++)
+        json_array_append_new(ids, json_integer(t->out.v[i]));
+    double gen = r->total_s - r->prefill_s;
+    json_t *o = json_pack("{s:s%, s:o, s:s, s:O, s:i, s:{s:f, s:f, s:f, s:f, s:f, s:f}}", "text", dg_buf_cstr(&r->shown), r->shown.len, "token_ids",
+                          ids, "finish_reason", st == DG_OK ? dg_turn_end_finish(t->end) : "error", "blocks", r->blocks, "prompt_tokens",
+                          (int)r->prompt_tokens, "timings", "load_s", r->load_s, "prefill_s", r->prefill_s, "prefill_tok_s",
+                          rate((double)r->prompt_tokens, r->prefill_s), "s_per_step", t->steps ? gen / t->steps : 0.0, "generate_s", gen,
+                          "tok_s", rate((double)t->out.n, r->total_s));
+    if (!o)
+        return;
+    json_object_set_new(o, "stop_id", t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
+    json_object_set_new(o, "end", json_string(dg_turn_end_name(t->end)));
+    if (st != DG_OK)
+        json_object_set_new(o, "error", json_string(dg_error_text(err)));
+    json_dumpf(o, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+    putchar('\n');
+    json_decref(o);
+}
+
+void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
+    struct dg_error ignored = {0};
+    if (dg_decoder_finish(&r->decoder, &r->shown, &ignored) != DG_OK)
+        dg_error_clear(&ignored);
+    clear_line(r);
+    if (r->json)
+        print_json(r, t, st, err);
+    else {
+        print_new_text(r);
+        if (r->printed && r->shown.data[r->printed - 1] != '\n')
+            putchar('\n');
+        if (st == DG_OK && t->end == DG_END_LENGTH)
+            fprintf(stderr, "diffgemma: the answer was cut: %s\n",
+                    t->opts.max_tokens ? "--max-tokens is used up" : "the context is full (--ctx for a larger one)");
+        else if (st == DG_OK && !r->shown.len)
+            fprintf(stderr, "diffgemma: the model's answer is empty; another --seed may help\n");
+    }
+    fflush(stdout);
+    if (r->verbose && t->s) {
+        double gen = r->total_s - r->prefill_s;
+        fprintf(stderr, "load %.3f s; prompt %zu tokens in %.3f s (%.0f tok/s); %d steps, %.4f s a step; %zu tokens in %.3f s (%.1f tok/s)\n",
+                r->load_s, r->prompt_tokens, r->prefill_s, rate((double)r->prompt_tokens, r->prefill_s), t->steps,
+                t->steps ? gen / t->steps : 0.0, t->out.n, r->total_s, rate((double)t->out.n, r->total_s));
+    }
+}

@@ -1,0 +1,68 @@
+/* What the commands share: opening a model the way a user names it, flags, errors to exit statuses. */
+#ifndef DG_CLI_CLI_H
+#define DG_CLI_CLI_H
+
+#include "cli/args.h"
+#include "core/flags.h"
+#include "ops/backends.h"
+#include "session/session.h"
+#include "tokenizer/tokenizer.h"
+
+enum { DG_EXIT_OK = 0, DG_EXIT_FAILED = 1, DG_EXIT_USAGE = 2, DG_EXIT_INTERRUPTED = 130 };
+
+/* Commands, one file each. */
+int dg_cmd_ask(int argc, char **argv);
+int dg_cmd_tokenize(int argc, char **argv);
+int dg_cmd_config(int argc, char **argv);
+int dg_cmd_summary(int argc, char **argv);
+int dg_cmd_flags(int argc, char **argv);
+int dg_cmd_step_parity(int argc, char **argv);
+/* The row of a command in main's table. */
+const struct dg_command *dg_command_find(const char *name);
+
+const char *dg_version(void); /* "0.1.0 (commit)" */
+
+/* Prints "diffgemma NAME: text" to stderr, clears err, and returns the exit status of its code. */
+int dg_cli_fail(const char *name, struct dg_error *err);
+
+/* Options that every command with a model takes. */
+struct dg_model_args {
+    const char *model, *backend, *kv;
+    int64_t threads, ctx, device;
+};
+/* Defaults. */
+void dg_model_args_init(struct dg_model_args *a);
+#define DG_MODEL_ARG(a) {"model", 'm', DG_ARG_STR, &(a).model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache"}
+#define DG_RUN_ARGS(a)                                                                                                             \
+    {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto, cpu or ref (plain C, the oracle)"},                               \
+    {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
+    {"ctx", 'c', DG_ARG_INT, &(a).ctx, 0, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
+    {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default) or f32"}
+
+/* Everything a command runs on; zeroed is empty. */
+struct dg_runtime {
+    struct dg_flags flags;
+    char *dir;
+    struct dg_model *model;
+    struct dg_tokenizer *tok;
+    struct dg_backend *be;
+    struct dg_session *session;
+    double load_s;
+};
+
+/* Seconds of a monotonic clock. */
+double dg_now(void);
+/* Flags from the environment. */
+enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
+/* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */
+enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;
+/* The rest, each after the ones before it; warnings of the model go to stderr. */
+enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;
+void dg_runtime_close(struct dg_runtime *r);
+
+/* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */
+enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, struct dg_error *err) DG_MUST_CHECK;
+
+#endif

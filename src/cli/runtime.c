@@ -1,0 +1,133 @@
+#include "cli/cli.h"
+
+#include "core/mem.h"
+#include "pack/hub.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+double dg_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int dg_cli_fail(const char *name, struct dg_error *err) {
+    fprintf(stderr, "diffgemma %s: %s\n", name, dg_error_text(err));
+    int status = err->code == DG_E_ARG ? DG_EXIT_USAGE : err->code == DG_E_CANCELLED ? DG_EXIT_INTERRUPTED : DG_EXIT_FAILED;
+    dg_error_clear(err);
+    return status;
+}
+
+void dg_model_args_init(struct dg_model_args *a) { *a = (struct dg_model_args){.backend = "auto", .kv = "f16"}; }
+
+enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
+    dg_flags_default(&r->flags);
+    return dg_flags_load(&r->flags, (const char *const *)environ, err);
+}
+
+/* models/mini beside the program's folder (build/diffgemma) or in the installed data folder. */
+static bool bundled(char *path, size_t n) {
+    char exe[3072];
+    ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
+    if (len <= 0)
+        return false;
+    exe[len] = 0;
+    for (int up = 0; up < 3; up++) {
+        char *slash = strrchr(exe, '/');
+        if (!slash)
+            return false;
+        *slash = 0;
+        static const char *const where[] = {"models/mini", "share/diffgemma/models/mini"};
+        for (int i = 0; i < 2; i++) {
+            char probe[3300];
+            struct stat sb;
+            snprintf(path, n, "%s/%s", exe, where[i]);
+            snprintf(probe, sizeof probe, "%s/config.json", path);
+            if (stat(probe, &sb) == 0)
+                return true;
+        }
+    }
+    return false;
+}
+
+enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
+    const char *want = a->model ? a->model : r->flags.model;
+    char path[3200];
+    if (want)
+        return dg_hub_resolve(want, &r->dir, err);
+    if (!bundled(path, sizeof path))
+        return DG_FAIL(err, DG_E_ARG, "no model: give -m FOLDER or set DGQ_MODEL (the bundled models/mini was not found beside the program)");
+    fprintf(stderr, "diffgemma: using the bundled model %s (another: -m MODEL or DGQ_MODEL)\n", path);
+    r->dir = dg_strndup(path, strlen(path));
+    return r->dir ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+}
+
+enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/tokenizer.json", r->dir);
+    return dg_tokenizer_open(&r->tok, path, err);
+}
+
+enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) {
+    double t = dg_now();
+    DG_TRY(dg_model_open(&r->model, r->dir, err));
+    if (r->model->warnings[0])
+        fprintf(stderr, "%s", r->model->warnings);
+    r->load_s += dg_now() - t;
+    return DG_OK;
+}
+
+enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
+    double t = dg_now();
+    struct dg_session_opts so = {.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
+    if (!strcmp(a->kv, "f16"))
+        so.kv = DG_F16;
+    else if (!strcmp(a->kv, "f32"))
+        so.kv = DG_F32;
+    else
+        return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32", a->kv);
+    if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
+        return DG_FAIL(err, DG_E_FORMAT, "the tokenizer has %d entries, the model only %d: they do not belong together", dg_tokenizer_size(r->tok),
+                       r->model->cfg.vocab);
+    struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device};
+    DG_TRY(dg_backend_open(&r->be, a->backend, r->model, &bo, err));
+    DG_TRY(dg_session_create(&r->session, r->be, &so, err));
+    r->load_s += dg_now() - t;
+    return DG_OK;
+}
+
+void dg_runtime_close(struct dg_runtime *r) {
+    dg_session_destroy(r->session);
+    dg_backend_destroy(r->be);
+    dg_tokenizer_close(r->tok);
+    dg_model_close(r->model);
+    dg_free(r->dir);
+    dg_flags_deinit(&r->flags);
+    memset(r, 0, sizeof *r);
+}
+
+enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, struct dg_error *err) {
+    bool in = !strcmp(path, "-");
+    FILE *f = in ? stdin : fopen(path, "rb");
+    if (!f)
+        return DG_FAIL(err, DG_E_IO, "cannot open %s: %s", path, strerror(errno));
+    char chunk[65536];
+    enum dg_status st = DG_OK;
+    dg_buf_init(out, max);
+    for (size_t n; st == DG_OK && (n = fread(chunk, 1, sizeof chunk, f)) > 0;)
+        if (dg_buf_add(out, chunk, n) != DG_OK)
+            st = DG_FAIL(err, out->status, "%s holds more than %zu bytes", in ? "standard input" : path, max);
+    if (st == DG_OK && ferror(f))
+        st = DG_FAIL(err, DG_E_IO, "cannot read %s: %s", in ? "standard input" : path, strerror(errno));
+    if (!in)
+        fclose(f);
+    return st;
+}

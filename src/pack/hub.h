@@ -1,0 +1,14 @@
+/* From what a user gives as a model to a folder: a path, or a repo id looked up in the Hugging Face cache. */
+#ifndef DG_PACK_HUB_H
+#define DG_PACK_HUB_H
+
+#include "core/status.h"
+
+/* arg is a folder, used as it is, or a repo id ("org/name"): then the snapshot in the cache, searched in $DGQ_HF_HOME, $HF_HOME and
+ * ~/.cache/huggingface in this order, each as hub/models--org--name/snapshots/REV or without the "hub/". The revision that refs/main
+ * names is preferred, else the newest. A snapshot without config.json or with a missing or cut weight file is never chosen.
+ * *dir_out: the folder, owned by the caller (dg_free); NULL on failure. Any thread, as long as no one changes the environment.
+ * Errors: DG_E_ARG when nothing fits: the message says what arg is, where was searched, and the exact download command. */
+enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
+
+#endif

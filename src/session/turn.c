@@ -1,0 +1,157 @@
+#include "session/turn.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+enum dg_status dg_turn_begin(struct dg_turn *t, struct dg_session *s, const struct dg_turn_opts *opts, struct dg_error *err) {
+    memset(t, 0, sizeof *t);
+    t->s = s;
+    t->opts = *opts;
+    t->start = s->kv.len;
+    t->budget = opts->max_tokens > 0 ? opts->max_tokens : s->kv.ctx - s->kv.len;
+    t->stop_id = -1;
+    dg_rng_init(&t->rng, opts->seed);
+    if (opts->canvas_n < 0 || opts->canvas_n > s->cfg->canvas)
+        return DG_FAIL(err, DG_E_ARG, "%d canvas ids, but a canvas holds %d", opts->canvas_n, s->cfg->canvas);
+    DG_TRY(dg_sampler_create(&t->sampler, &opts->sampler, s->cfg->canvas, err));
+    t->blank_rows = dg_calloc((size_t)s->cfg->canvas, 1);
+    if (!t->blank_rows || dg_ids_reserve(&t->out, (size_t)(s->kv.ctx - s->kv.len)) != DG_OK) {
+        dg_turn_deinit(t);
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for a turn");
+    }
+    return DG_OK;
+}
+
+void dg_turn_deinit(struct dg_turn *t) {
+    dg_sampler_destroy(t->sampler);
+    dg_ids_deinit(&t->out);
+    dg_free(t->blank_rows);
+    t->sampler = NULL;
+    t->blank_rows = NULL;
+}
+
+bool dg_turn_finished(struct dg_turn *t) {
+    if (t->end == DG_END_NONE)
+        t->end = dg_commit_next(&t->opts.policy, &t->state, t->budget, t->s->kv.ctx, t->s->kv.len);
+    return t->end != DG_END_NONE;
+}
+
+struct draw_ctx {
+    struct dg_session *s;
+    struct dg_error why; /* of the first draw that failed */
+};
+
+/* The sampler refuses an id outside the vocabulary, so a failed draw ends the block there. */
+static int32_t draw(void *ctx, int32_t pos, double u) {
+    struct draw_ctx *d = ctx;
+    int32_t id = -1;
+    if (d->why.code == DG_OK && dg_session_draw(d->s, pos, u, &id, &d->why) != DG_OK)
+        id = -1;
+    return id;
+}
+
+static enum dg_status begin_block(struct dg_turn *t, int32_t n, struct dg_error *err) {
+    bool given = t->opts.canvas_n > 0 && t->state.blocks == 0 && t->retries == 0;
+    if (given)
+        return dg_sampler_begin_ids(t->sampler, t->opts.canvas_ids, t->opts.canvas_n, &t->rng, err);
+    if (n == 0)
+        n = t->retries ? dg_commit_reroll_size(t->opts.policy.canvas, t->retries) : t->opts.policy.canvas;
+    return dg_sampler_begin(t->sampler, n, &t->rng, err);
+}
+
+enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) {
+    DG_TRY(begin_block(t, n, err));
+    n = dg_sampler_n(t->sampler);
+    enum dg_sc_mode sc = t->opts.first_step;
+    do {
+        if (atomic_load(&t->s->cancel))
+            return DG_FAIL(err, DG_E_CANCELLED, "cancelled");
+        float temperature = dg_sampler_temperature(t->sampler);
+        DG_TRY(dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err));
+        struct draw_ctx d = {.s = t->s};
+        enum dg_status st = dg_sampler_step(t->sampler, t->s->entropy, t->s->argmax, draw, &d, &t->last, err);
+        if (d.why.code != DG_OK) {
+            st = DG_FAIL(err, d.why.code, "%s", dg_error_text(&d.why));
+            dg_error_clear(&d.why);
+        }
+        DG_TRY(st);
+        sc = DG_SC_SOFT;
+        t->steps++;
+        t->block_steps++;
+        if (t->opts.on_step) {
+            struct dg_step_event e = {
+                (int32_t)t->state.blocks, t->retries, t->opts.sampler.steps_max, temperature, &t->last, t->s->p_max, n};
+            t->opts.on_step(t->opts.ctx, &e);
+        }
+    } while (t->last.stop == DG_STOP_NONE);
+    return DG_OK;
+}
+
+/* Ids up to the first stop token. */
+static int32_t before_stop(const struct dg_commit_policy *p, const int32_t *ids, int32_t n) {
+    int32_t i = 0;
+    while (i < n && !dg_commit_is_stop(p, ids[i]))
+        i++;
+    return i;
+}
+
+enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) {
+    const int32_t *ids = t->last.result;
+    struct dg_commit_block b = {.ids = ids, .p_max = t->s->p_max, .n = dg_sampler_n(t->sampler), .retries = t->retries};
+    if (t->opts.blank) {
+        for (int32_t i = 0; i < b.n; i++)
+            t->blank_rows[i] = t->opts.blank[ids[i]];
+        b.blank = t->blank_rows;
+    }
+    if (t->opts.shows_nothing && t->state.blocks == 0)
+        b.shows_nothing = t->opts.shows_nothing(t->opts.ctx, ids, before_stop(&t->opts.policy, ids, b.n));
+    struct dg_commit_turn state = t->state;
+    struct dg_commit c;
+    DG_TRY(dg_commit_plan(&t->opts.policy, &state, &b, t->budget, &c, err));
+    *again = c.reroll > 0;
+    if (*again) {
+        t->retries++;
+        return DG_OK;
+    }
+    int64_t at = t->s->kv.len;
+    if (c.kept > 0 && (c.end == DG_END_NONE || t->opts.extend_last)) {
+        enum dg_status st = dg_session_append(t->s, ids, (size_t)c.kept, err);
+        if (st != DG_OK) {
+            dg_kv_cut(&t->s->kv, at);
+            t->s->log.n = (size_t)at;
+            return st;
+        }
+    }
+    if (dg_ids_add(&t->out, ids, (size_t)c.kept) != DG_OK)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the turn's tokens");
+    struct dg_block_event e = {.block = (int32_t)t->state.blocks, .ids = t->out.v + t->out.n - c.kept, .kept = c.kept, .steps = t->last.step,
+                               .steps_all = t->block_steps, .accepted = t->last.n_accepted, .mean_entropy = t->last.mean_entropy,
+                               .stop = t->last.stop, .retries = t->retries, .trimmed = c.trimmed, .converged = t->last.converged,
+                               .degenerate = c.degenerate, .end = c.end, .stop_id = c.stop_id};
+    t->state = state;
+    t->end = c.end;
+    t->stop_id = c.stop_id;
+    t->retries = t->block_steps = 0;
+    if (t->opts.on_block)
+        t->opts.on_block(t->opts.ctx, &e);
+    return DG_OK;
+}
+
+enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) {
+    enum dg_status st = DG_OK;
+    while (st == DG_OK && !dg_turn_finished(t)) {
+        bool again = false;
+        do {
+            st = dg_turn_propose(t, 0, err);
+            if (st == DG_OK)
+                st = dg_turn_commit(t, &again, err);
+        } while (st == DG_OK && again);
+    }
+    if (st != DG_OK) {
+        struct dg_error ignored = {0};
+        if (dg_session_rewind(t->s, t->start, NULL, NULL, &ignored) != DG_OK)
+            dg_error_clear(&ignored);
+    }
+    return st;
+}

@@ -1,0 +1,89 @@
+/* One turn of generation: blocks of denoise steps, each committed to the session's timeline or dropped.
+ *
+ * The turn owns the random stream (it runs on through steps, re-rolls and blocks) and drives sampler and commit policy; it knows token
+ * ids only. dg_turn_run is a loop over dg_turn_propose and dg_turn_commit, which callers may also drive themselves. One thread at a
+ * time. (seed sections 4 to 7; reference.md section 4) */
+#ifndef DG_SESSION_TURN_H
+#define DG_SESSION_TURN_H
+
+#include "sampler/commit.h"
+#include "sampler/sampler.h"
+#include "session/session.h"
+
+struct dg_step_event {
+    int32_t block, retry; /* block of the turn from 0; re-roll of it from 0 */
+    int32_t steps_max;
+    float temperature;
+    const struct dg_step_result *result;
+    const float *p_max; /* per position */
+    int32_t n;          /* positions of the canvas */
+};
+
+struct dg_block_event {
+    int32_t block;
+    const int32_t *ids; /* the kept tokens */
+    int32_t kept;
+    int32_t steps;      /* steps of the committed attempt */
+    int32_t steps_all;  /* steps of all attempts */
+    int32_t accepted;   /* at the last step */
+    double mean_entropy;
+    enum dg_stop_reason stop; /* why its steps ended */
+    int32_t retries;
+    bool trimmed, converged, degenerate;
+    enum dg_turn_end end;
+    int32_t stop_id; /* -1 = none */
+};
+
+struct dg_turn_opts {
+    uint64_t seed;
+    int64_t max_tokens; /* 0 = what the context leaves */
+    struct dg_sampler_params sampler;
+    struct dg_commit_policy policy;
+    enum dg_sc_mode first_step; /* DG_SC_SEED or DG_SC_NONE */
+    bool extend_last;           /* prefill the kept tokens of the last block too: wanted when the session goes on */
+    /* canvas of the first attempt at the first block instead of a drawn one: canvas_n ids, 0 = draw. Borrowed for the turn. */
+    const int32_t *canvas_ids;
+    int32_t canvas_n;
+    /* 1 = the token is white space only, cfg.vocab entries, or NULL. Borrowed. */
+    const uint8_t *blank;
+    /* Whether these ids show nothing to a reader; NULL = never asked. */
+    bool (*shows_nothing)(void *ctx, const int32_t *ids, int32_t n);
+    /* Events, each may be NULL. What they are given holds during the call only. */
+    void (*on_step)(void *ctx, const struct dg_step_event *e);
+    void (*on_block)(void *ctx, const struct dg_block_event *e);
+    void *ctx;
+};
+
+struct dg_turn {
+    struct dg_session *s;
+    struct dg_sampler *sampler;
+    struct dg_turn_opts opts;
+    struct dg_rng rng;
+    struct dg_commit_turn state;
+    int64_t start;  /* position the turn began at */
+    int64_t budget; /* tokens */
+    struct dg_ids out; /* the turn's tokens so far, without the stop token */
+    enum dg_turn_end end;
+    int32_t stop_id;
+    int32_t steps; /* all steps of the turn */
+    uint8_t *blank_rows; /* cfg.canvas */
+    /* the block in work */
+    int32_t retries, block_steps;
+    struct dg_step_result last;
+};
+
+/* Begins a turn at the session's end. Errors: DG_E_ARG (bad parameters), DG_E_NOMEM. Owner: the caller, dg_turn_deinit. */
+enum dg_status dg_turn_begin(struct dg_turn *t, struct dg_session *s, const struct dg_turn_opts *opts, struct dg_error *err) DG_MUST_CHECK;
+void dg_turn_deinit(struct dg_turn *t);
+/* Sets t->end and returns true when no further block may be run. */
+bool dg_turn_finished(struct dg_turn *t);
+/* Runs one attempt at the next block on n positions (0 = the policy's size for this attempt): steps until a stop. The timeline does not
+ * move. Errors: DG_E_NUMERIC, DG_E_CANCELLED, backend errors: the attempt is void. */
+enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) DG_MUST_CHECK;
+/* Decides on the attempt: either asks for another one (*again, nothing committed), or commits its kept rows: prefilled, appended to
+ * t->out, reported. On an error the timeline is where it was before the block. */
+enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) DG_MUST_CHECK;
+/* The whole turn. On an error the session is rewound to the turn's start, except for what the error itself made impossible. */
+enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) DG_MUST_CHECK;
+
+#endif
