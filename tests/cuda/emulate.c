@@ -1,6 +1,7 @@
 /* Blocks of threads as coroutines on one CPU thread. */
 #include "cuda/emulate.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <sys/mman.h>
 
@@ -30,6 +31,7 @@ static unsigned self;
 static void (*run_kernel)(void *);
 static void *run_args;
 struct emu_dim emu_thread_idx, emu_block_idx;
+unsigned char emu_shared[228 << 10] __attribute__((aligned(128)));
 
 #if defined(__x86_64__)
 void emu_switch(void **save, void *to);
@@ -159,7 +161,46 @@ static void run_block(unsigned threads) {
     }
 }
 
-void emu_launch(void (*kernel)(void *), void *args, unsigned gx, unsigned gy, unsigned threads) {
+/* Element (row, col) of the 16 x 16 A fragment lies in lane 4 * (row % 8) + col % 8 / 2, register 2 * (col / 8) + row / 8, half col % 2;
+ * of the 16 x 8 B fragment (k, n) in lane 4 * n + k % 8 / 2, register k / 8, half k % 2. */
+struct fragments {
+    uint32_t a[4], b[2];
+};
+
+static float half_of(uint32_t v, unsigned i, bool bf16) {
+    uint16_t h = (uint16_t)(v >> (16 * i));
+    return bf16 ? dg_bf16_f32(h) : dg_f16_f32(h);
+}
+
+static void mma(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, bool bf16) {
+    struct fragments mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
+    const struct fragments *all = emu_exchange(&mine, sizeof mine);
+    unsigned lane = EMU_LANE, g = lane / 4, c = lane % 4;
+    for (unsigned i = 0; i < 4; i++) {
+        unsigned row = g + 8 * (i / 2), col = 2 * c + i % 2;
+        float s = d[i];
+        for (unsigned k = 0; k < 16; k++)
+            s += half_of(all[4 * (row % 8) + k % 8 / 2].a[2 * (k / 8) + row / 8], k % 2, bf16) *
+                 half_of(all[4 * col + k % 8 / 2].b[k / 8], k % 2, bf16);
+        d[i] = s;
+    }
+}
+
+void dgc_mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) { mma(d, a, b0, b1, true); }
+void dgc_mma_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) { mma(d, a, b0, b1, false); }
+
+void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row) {
+    uint16_t mine[8];
+    if ((uintptr_t)row % 16)
+        hang("a matrix row that is not a multiple of 16 bytes", self / 32);
+    memcpy(mine, row, sizeof mine);
+    const uint16_t(*all)[8] = emu_exchange(mine, sizeof mine);
+    unsigned g = EMU_LANE / 4, c = EMU_LANE % 4;
+    for (unsigned i = 0; i < 4; i++)
+        r[i] = (uint32_t)all[8 * i + 2 * c][g] | (uint32_t)all[8 * i + 2 * c + 1][g] << 16;
+}
+
+void emu_launch(void (*kernel)(void *), void *args, unsigned gx, unsigned gy, unsigned threads, unsigned shared) {
     if (!stacks) {
         stacks = mmap(NULL, THREADS_MAX * STACK, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (stacks == MAP_FAILED)
@@ -168,6 +209,8 @@ void emu_launch(void (*kernel)(void *), void *args, unsigned gx, unsigned gy, un
     run_kernel = kernel;
     run_args = args;
     for (emu_block_idx.y = 0; emu_block_idx.y < gy; emu_block_idx.y++)
-        for (emu_block_idx.x = 0; emu_block_idx.x < gx; emu_block_idx.x++)
+        for (emu_block_idx.x = 0; emu_block_idx.x < gx; emu_block_idx.x++) {
+            memset(emu_shared, 0xff, shared);
             run_block(threads);
+        }
 }

@@ -14,10 +14,14 @@
 #define __device__
 #define __global__
 #define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
 #define __shared__ static
-#define DGC_KERNEL(name, threads)                                    \
-    void dgc_##name(const struct dgc_##name##_args a);               \
-    void dgc_##name(const struct dgc_##name##_args a)
+#define __align__(n) __attribute__((aligned(n)))
+#define DGC_KERNEL(name, kind, threads)                              \
+    void dgc_##name(const struct dgc_##kind##_args a);               \
+    void dgc_##name(const struct dgc_##kind##_args a)
+#define DGC_DYNAMIC_SHARED(name) unsigned char *name = emu_shared
+extern unsigned char emu_shared[]; /* as much as the largest GPU gives a block, poisoned before each block */
 
 struct emu_dim {
     unsigned x, y, z;
@@ -73,8 +77,22 @@ static inline uint16_t dgc_f32_bf16(float f) { return dg_f32_bf16(f); }
 static inline uint16_t dgc_f32_f16(float f) { return dg_f32_f16(f); }
 static inline float dgc_f16_f32(uint16_t h) { return dg_f16_f32(h); }
 
+/* Tensor core products and asynchronous copies: what device.cuh writes in PTX. */
+void dgc_mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1);
+void dgc_mma_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1);
+void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row);
+static inline void dgc_cp_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
+static inline void dgc_cp_commit(void) {}
+#define dgc_cp_wait(n) ((void)0)
+static inline uint32_t dgc_pack_bf16(float lo, float hi) { return (uint32_t)dg_f32_bf16(lo) | (uint32_t)dg_f32_bf16(hi) << 16; }
+static inline uint32_t dgc_pack_f16(float lo, float hi) { return (uint32_t)dg_f32_f16(lo) | (uint32_t)dg_f32_f16(hi) << 16; }
+struct emu_uint4 {
+    uint32_t x, y, z, w;
+};
+#define uint4 struct emu_uint4
+
 /* Runs one launch. kernel: calls the kernel's C function once for the current thread. A block whose threads wait for each other in
  * vain ends the program: that kernel would hang a GPU. */
-void emu_launch(void (*kernel)(void *), void *args, unsigned gx, unsigned gy, unsigned threads);
+void emu_launch(void (*kernel)(void *), void *args, unsigned gx, unsigned gy, unsigned threads, unsigned shared);
 
 #endif

@@ -154,13 +154,13 @@ struct emulated {
     void (*run)(void *);
     size_t arg_bytes;
 };
-#define K(name, threads)                                  \
-    void dgc_##name(const struct dgc_##name##_args a);    \
-    static void run_##name(void *a) { dgc_##name(*(const struct dgc_##name##_args *)a); }
+#define K(name, kind, file, threads, shared)              \
+    void dgc_##name(const struct dgc_##kind##_args a);    \
+    static void run_##name(void *a) { dgc_##name(*(const struct dgc_##kind##_args *)a); }
 DGC_KERNELS(K)
 #undef K
 static const struct emulated emulated[] = {
-#define K(name, threads) {"dgc_" #name, run_##name, sizeof(struct dgc_##name##_args)},
+#define K(name, kind, file, threads, shared) {"dgc_" #name, run_##name, sizeof(struct dgc_##kind##_args)},
     DGC_KERNELS(K)
 #undef K
 };
@@ -198,7 +198,7 @@ FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned 
     }
     launches++;
     if (!setting("DG_STUB_NO_RUN", 0))
-        emu_launch(f->run, params[0], gx, gy, bx);
+        emu_launch(f->run, params[0], gx, gy, bx, shared);
     return 0;
 }
 

@@ -12,7 +12,8 @@
 #define HIDDEN 416
 #define CANVAS 200
 #define HEAD_DIM 512
-#define KV_SLOTS 1024
+#define KV_SLOTS 1024 /* of a ring */
+#define KV_FULL 4608  /* of a whole cache: more than one part of a row */
 
 static const struct dg_model model = {.cfg = {.vocab = VOCAB,
                                               .hidden = HIDDEN,
@@ -39,8 +40,13 @@ static double dot(const struct op_run *r, const double *x, const double *w, int 
         s += x[i] * w[i];
         mag += fabs(x[i] * w[i]);
     }
-    *bound = mag * (sum_bound(k) + r->c->weight_round) + 1e-37;
+    *bound = mag * (sum_bound(k) + r->weight_round) + 1e-37;
     return s;
+}
+
+/* The formats whose codes are bf16 already lose nothing on the way to tensor cores. */
+static void weights_are(struct op_run *r, enum dg_format fmt) {
+    r->weight_round = fmt == DG_FMT_BF16 || fmt == DG_FMT_Q8_ROW || fmt == DG_FMT_NVFP4_BLOCK ? 0 : r->c->weight_round;
 }
 
 static double glu(const struct op_run *r, const double *x, const double *gate, const double *up, int k, double *bound) {
@@ -135,6 +141,7 @@ static void case_add(struct op_run *r) {
 /* One linear case: n_w stacked matrices of n, n/2, n/2 rows. */
 static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k, int n_w, bool is_glu, enum op_codes codes) {
     const struct dg_ops *op = r->c->be->ops;
+    weights_are(r, fmt);
     struct op_plane x = op_input(r, m, k, op->act, 1);
     struct op_mat w[3];
     const struct dg_mat *list[3];
@@ -204,13 +211,14 @@ static const struct kv_case kv_cases[] = {
     {256, 16, 8, 33, 33, 1020, true, true, true, 200, DG_F16},  {256, 16, 8, 20, 20, 1000, false, true, true, 64, DG_F32},
     {512, 16, 2, 35, 35, 130, false, false, false, 0, DG_F16},  {512, 16, 2, 17, 17, 500, true, false, false, 0, DG_F32},
     {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_F32},          {64, 4, 4, 1, 1, 900, true, true, true, 1, DG_F16},
-    {64, 8, 2, 130, 130, 40, false, true, true, 64, DG_F16},
+    {64, 8, 2, 130, 130, 40, false, true, true, 64, DG_F16},    {128, 2, 2, 70, 70, 4060, true, false, true, 0, DG_F16},
+    {192, 2, 1, 21, 21, 4090, false, false, false, 0, DG_F16},  {64, 4, 2, 300, 300, 4000, true, true, true, 200, DG_F16},
 };
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
 static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
-    size_t n = (size_t)KV_SLOTS * 2 * (size_t)c->kv_heads * (size_t)c->hd, esz = dg_dtype_bytes(c->kv);
-    struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : 2 * KV_SLOTS, c->ring, c->window};
+    size_t n = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads * (size_t)c->hd, esz = dg_dtype_bytes(c->kv);
+    struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
     double **val[2] = {k, v};
     for (int which = 0; which < 2; which++) {
         double *d = op_memory(r, n * sizeof *d);
@@ -302,13 +310,13 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
         cs[i] = (float)cos(a);
         sn[i] = (float)sin(a);
     }
-    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)KV_SLOTS * 2 * (size_t)c->kv_heads * (size_t)hd;
+    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * (size_t)hd;
     op->qkv_store(r->c->be, &x.p, c->heads, c->has_v, &qn.v, &kn.v, 1e-6f, op_upload(r, cs, bytes), op_upload(r, sn, bytes), &b, &kv);
     double *before = x.v;
     x.v = NULL;
     op_fetch(r, &x);
     const unsigned char *rk = op_download(r, kv.k, n * dg_dtype_bytes(c->kv)), *rv = op_download(r, kv.v, n * dg_dtype_bytes(c->kv));
-    double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)(2 * KV_SLOTS) * sizeof *seen);
+    double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)KV_FULL * sizeof *seen);
     for (int i = 0; i < c->n; i++)
         for (int u = 0; u < c->heads + 2 * c->kv_heads; u++) {
             bool is_q = u < c->heads, is_v = u >= c->heads + c->kv_heads;
@@ -343,6 +351,7 @@ static void case_qkv_store(struct op_run *r) {
 /* Duplicated experts give equal logits: the lower id must win. */
 static void one_router(struct op_run *r, int m, int experts, int k, int topk, bool twins) {
     struct dg_backend *be = r->c->be;
+    weights_are(r, DG_FMT_BF16);
     struct op_plane x = op_input(r, m, k, be->ops->act, 1);
     struct op_mat w = op_mat(r, DG_FMT_BF16, experts, k, 1);
     if (twins) {
@@ -402,6 +411,7 @@ static void case_router(struct op_run *r) {
 /* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none. */
 static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, bool lopsided) {
     struct dg_backend *be = r->c->be;
+    weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
     struct op_stack gu = op_stack(r, fmt, experts, 2 * moe, hidden), dn = op_stack(r, fmt, experts, hidden, moe);
     size_t pairs = (size_t)(m * topk);
@@ -518,6 +528,7 @@ static void case_head(struct op_run *r) {
             int m = big ? 70 : 3, vocab = big ? 1100 : 130, k = big ? HIDDEN : 48;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
+            weights_are(r, fmts[f]);
             struct dg_row_stats st = make_stats(r, m);
             be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
             op_fetch(r, &z);
@@ -590,7 +601,7 @@ static void case_soft_embed(struct op_run *r) {
                     continue;
                 for (int c = 0; c < k; c++) {
                     want[c] += p * w.v[v * k + c] * 20;
-                    mag[c] += p * fabs(w.v[v * k + c]) * 20 * ((fabs(d) + 8) * U + r->c->prob_round + r->c->weight_round + (vocab + 48) * U);
+                    mag[c] += p * fabs(w.v[v * k + c]) * 20 * ((fabs(d) + 8) * U + (vocab + 48) * U);
                 }
             }
             for (int c = 0; c < k; c++)
@@ -621,7 +632,7 @@ static const struct {
 
 void op_cases_run(struct op_cases *c) {
     struct dg_error err = {0};
-    struct dg_reserve need = {.rows = 512, .ctx = 4096, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
+    struct dg_reserve need = {.rows = 512, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
     if (dg_backend_reserve(c->be, &need, &err) != DG_OK) {
         printf("scratch: %s\n", dg_error_text(&err));
         dg_error_clear(&err);

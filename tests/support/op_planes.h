@@ -21,6 +21,7 @@ struct op_run {
     uint64_t rng;
     int cases;
     double worst, case_worst;
+    double weight_round; /* of the format at hand */
     int complaints; /* of the case in progress */
     char first[160];
     struct op_held *held;

@@ -17,9 +17,10 @@ _Static_assert((int)DG_EPI_NONE == DGC_EPI_NONE && (int)DG_EPI_GLU == DGC_EPI_GL
 
 static const struct {
     const char *name;
-    unsigned threads;
+    enum dg_cuda_kind kind;
+    unsigned threads, shared;
 } kernel[DGC_K_COUNT] = {
-#define K(name, threads) [DGC_K_##name] = {#name, threads},
+#define K(name, kind, file, threads, shared) [DGC_K_##name] = {#name, DGC_A_##kind, threads, shared},
     DGC_KERNELS(K)
 #undef K
 };
@@ -50,13 +51,19 @@ bool dg_cuda_enter(struct dg_backend *be) {
     return true;
 }
 
-void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, unsigned gx, unsigned gy, const void *args) {
+void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_kind kind, unsigned gx, unsigned gy, unsigned shared,
+                    const void *args) {
     struct dg_cuda *cu = dg_cuda_of(be);
     if (gx == 0 || gy == 0 || !dg_cuda_enter(be))
         return;
+    if (kernel[k].kind != kind || shared > kernel[k].shared || !cu->fn[k]) {
+        DG_FAIL(&be->error, DG_E_INTERNAL, "kernel \"%s\" was launched with another kernel's arguments, too much shared memory, or is not there",
+                kernel[k].name);
+        return;
+    }
     void *params[1];
     memcpy(params, &args, sizeof args); /* the driver's array has no const */
-    dg_cuda_ok(be, cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, 0, cu->stream, params, NULL), kernel[k].name);
+    dg_cuda_ok(be, cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL), kernel[k].name);
 }
 
 static void push_params(struct dg_backend *be, struct dgc_params p) {
@@ -65,7 +72,7 @@ static void push_params(struct dg_backend *be, struct dgc_params p) {
         return;
     cu->params = p;
     cu->params_known = true;
-    dgc_launch_set_params(be, 1, 1, &(struct dgc_set_params_args){cu->dev_params, p});
+    dgc_launch_set_params(be, DGC_K_set_params, 1, 1, 0, &(struct dgc_set_params_args){cu->dev_params, p});
 }
 
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {

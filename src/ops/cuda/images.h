@@ -5,7 +5,7 @@
 #include <stddef.h>
 
 struct dg_cuda_blob {
-    const char *name; /* of an image: its file without folder and ending; of a source: the path it is included under */
+    const char *name; /* of an image: its file without folder and ending, or "*" for any; of a source: the path it is included under */
     const unsigned char *data, *end;
 };
 

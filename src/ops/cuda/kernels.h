@@ -1,8 +1,8 @@
 /* Every CUDA kernel's arguments, declared once.
  *
- * A kernel NAME takes one `struct dgc_NAME_args` by value. This header is compiled by the host's C compiler, by nvcc and by NVRTC: the
- * host's launch wrapper (launch.h) and the device's signature (DGC_KERNEL in kernels/device.cuh) both come from the list at its end,
- * so a call and its kernel cannot drift. Pointers are device addresses. */
+ * A kernel takes one `struct dgc_KIND_args` by value. This header is compiled by the host's C compiler, by nvcc and by NVRTC: the host's
+ * launch functions (state.h) and the device's signatures (DGC_KERNEL in kernels/device.cuh) both come from the lists at its end, so a
+ * call and its kernel cannot drift. Pointers are device addresses. */
 #ifndef DG_OPS_CUDA_KERNELS_H
 #define DG_OPS_CUDA_KERNELS_H
 
@@ -28,6 +28,14 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPARSE_CUT (-10.0f)
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
+#define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
+#define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
+#define DGC_MMA_COLS 128     /* weight rows of a tile of either */
+#define DGC_SPLIT 4096       /* keys of one part of a flash attention row; parts begin at multiples of it */
+#define DGC_FLASH_ROWS 32    /* query rows (times heads of a group) a block works on */
+#define DGC_FLASH_KEYS 32
+/* queries, keys and values in f16, and the scores */
+#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS * (DGC_FLASH_KEYS + 4) * 4)
 
 struct dgc_plane {
     void *p;
@@ -226,27 +234,67 @@ struct dgc_soft_sum_args {
     struct dgc_plane y;
 };
 
-/* name, threads of a block */
-#define DGC_KERNELS(K)      \
-    K(set_params, 32)       \
-    K(fill, 128)            \
-    K(fill_vec, 256)        \
-    K(embed, 256)           \
-    K(norm, 256)            \
-    K(norm_pair, 256)       \
-    K(add, 256)             \
-    K(qkv_store, 128)       \
-    K(attention, 128)       \
-    K(linear, 256)          \
-    K(route, 128)           \
-    K(experts_plan, 1024)   \
-    K(experts_up, 256)      \
-    K(experts_down, 256)    \
-    K(experts_sum, 256)     \
-    K(row_stats, 1024)      \
-    K(soft_dense, 256)      \
-    K(soft_pick, 1024)      \
-    K(soft_gather, 256)     \
-    K(soft_sum, 256)
+/* Flash attention over f16 keys and values, hd a multiple of 64. Grid: (query tiles x kv heads) x splits; a part is at most DGC_SPLIT keys:
+ * partial results part[split][row][head][hd], and each one's maximum and sum in stat[split][row][head][2]. With one split y is written at
+ * once. */
+struct dgc_flash_args {
+    struct dgc_plane q, y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *part, *stat;
+    int32_t n, heads, causal, splits;
+    int32_t row0; /* the first row's place in the batch */
+};
+
+struct dgc_flash_join_args {
+    const float *part, *stat;
+    struct dgc_plane y;
+    int32_t n, heads, hd, splits;
+};
+
+/* Kinds of arguments. */
+#define DGC_ARGS(A)                                                                                                                 \
+    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
+    A(soft_gather) A(soft_sum)
+
+/* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
+#define DGC_KERNELS(K)                                              \
+    K(set_params, set_params, rows, 32, 0)                          \
+    K(fill, fill, fill, 128, 0)                                     \
+    K(fill_vec, fill_vec, fill, 256, 0)                             \
+    K(embed, embed, rows, 256, 0)                                   \
+    K(norm, norm, rows, 256, 0)                                     \
+    K(norm_pair, norm_pair, rows, 256, 0)                           \
+    K(add, add, rows, 256, 0)                                       \
+    K(qkv_store, qkv_store, attention, 128, 0)                      \
+    K(attention, attention, attention, 128, 0)                      \
+    K(linear, linear, linear, 256, 0)                               \
+    K(route, route, route, 128, 0)                                  \
+    K(experts_plan, experts_plan, route, 1024, 0)                   \
+    K(experts_up, experts_up, linear, 256, 0)                       \
+    K(experts_down, experts_down, linear, 256, 0)                   \
+    K(experts_sum, experts_sum, linear, 256, 0)                     \
+    K(row_stats, row_stats, head, 1024, 0)                          \
+    K(soft_dense, soft_dense, head, 256, 0)                         \
+    K(soft_pick, soft_pick, head, 1024, 0)                          \
+    K(soft_gather, soft_gather, head, 256, 0)                       \
+    K(soft_sum, soft_sum, head, 256, 0)                             \
+    K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
+    K(linear_mma_q4, linear, linear_mma, 128, 0)                    \
+    K(linear_mma_q8, linear, linear_mma, 128, 0)                    \
+    K(linear_mma_nvfp4, linear, linear_mma, 128, 0)                 \
+    K(linear_mma_any, linear, linear_mma, 128, 0)                   \
+    K(experts_up_mma_bf16, experts_up, experts_mma, 128, 0)         \
+    K(experts_up_mma_q4, experts_up, experts_mma, 128, 0)           \
+    K(experts_up_mma_nvfp4, experts_up, experts_mma, 128, 0)        \
+    K(experts_up_mma_any, experts_up, experts_mma, 128, 0)          \
+    K(experts_down_mma_bf16, experts_down, experts_mma, 128, 0)     \
+    K(experts_down_mma_q4, experts_down, experts_mma, 128, 0)       \
+    K(experts_down_mma_nvfp4, experts_down, experts_mma, 128, 0)    \
+    K(experts_down_mma_any, experts_down, experts_mma, 128, 0)      \
+    K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256))          \
+    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512))          \
+    K(flash_join, flash_join, flash, 128, 0)
 
 #endif

@@ -13,10 +13,15 @@
 #define DG_CUDA_HD_MAX 512
 
 enum dg_cuda_kernel {
-#define K(name, threads) DGC_K_##name,
+#define K(name, kind, file, threads, shared) DGC_K_##name,
     DGC_KERNELS(K)
 #undef K
         DGC_K_COUNT
+};
+enum dg_cuda_kind {
+#define A(kind) DGC_A_##kind,
+    DGC_ARGS(A)
+#undef A
 };
 
 struct dg_cuda_alloc {
@@ -65,6 +70,7 @@ struct dg_cuda {
         float *logits;    /* [rows][experts] */
         int32_t *soft_ids, *soft_at;
         float *soft_part;
+        float *flash_part, *flash_stat; /* partial results of long rows; only where the context has more than one part */
     } s;
 };
 
@@ -74,15 +80,18 @@ static inline struct dg_cuda *dg_cuda_of(const struct dg_backend *be) { return b
 bool dg_cuda_enter(struct dg_backend *be);
 /* Records a driver failure of `what`; true when r is success. */
 bool dg_cuda_ok(struct dg_backend *be, dg_cu_result r, const char *what);
-void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, unsigned gx, unsigned gy, const void *args);
+/* Launches kernel k, which must take arguments of that kind, on a grid of gx x gy blocks with `shared` bytes of dynamic memory each. */
+void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_kind kind, unsigned gx, unsigned gy, unsigned shared,
+                    const void *args);
 
-/* dgc_launch_NAME(be, grid x, grid y, &arguments) */
-#define K(name, threads)                                                                                                          \
-    static inline void dgc_launch_##name(struct dg_backend *be, unsigned gx, unsigned gy, const struct dgc_##name##_args *a) {    \
-        dg_cuda_launch(be, DGC_K_##name, gx, gy, a);                                                                              \
+/* dgc_launch_KIND(be, kernel, grid x, grid y, dynamic shared bytes, &arguments) */
+#define A(kind)                                                                                                                        \
+    static inline void dgc_launch_##kind(struct dg_backend *be, enum dg_cuda_kernel k, unsigned gx, unsigned gy, unsigned shared,      \
+                                         const struct dgc_##kind##_args *a) {                                                          \
+        dg_cuda_launch(be, k, DGC_A_##kind, gx, gy, shared, a);                                                                        \
     }
-DGC_KERNELS(K)
-#undef K
+DGC_ARGS(A)
+#undef A
 
 /* module.c */
 enum dg_status dg_cuda_load_kernels(struct dg_cuda *cu, struct dg_error *err) DG_MUST_CHECK;

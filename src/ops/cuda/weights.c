@@ -128,7 +128,7 @@ enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *mode
 
 static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed) {
     struct dgc_fill_args a = {dg_cuda_mat(m), seed, sqrtf(3.0f / (float)m->k)};
-    dgc_launch_fill(be, (unsigned)m->n, (unsigned)((m->k + 4095) / 4096), &a);
+    dgc_launch_fill(be, DGC_K_fill, (unsigned)m->n, (unsigned)((m->k + 4095) / 4096), 0, &a);
 }
 
 static void draw(void *ctx, const struct item *it) {
@@ -145,7 +145,7 @@ static void draw(void *ctx, const struct item *it) {
         }
     else {
         struct dgc_fill_vec_args a = {(float *)(uintptr_t)it->vec->dev, it->vec->n, w->seed, it->center, 0.1f};
-        dgc_launch_fill_vec(w->be, (unsigned)((it->vec->n + 255) / 256), 1, &a);
+        dgc_launch_fill_vec(w->be, DGC_K_fill_vec, (unsigned)((it->vec->n + 255) / 256), 1, 0, &a);
     }
 }
 

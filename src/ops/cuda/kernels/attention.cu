@@ -14,7 +14,7 @@ DGC_FN float warp_inv_rms(const struct dgc_plane *x, int64_t at, int hd, float e
 
 /* Unit u of a row: query heads, then keys, then values. The plane's keys stay as they are: a layer without a value projection reads its
  * values from them. */
-DGC_KERNEL(qkv_store, 128) {
+DGC_KERNEL(qkv_store, qkv_store, 128) {
     int lane = (int)threadIdx.x & 31, hd = a.kv.hd, half = hd / 2, units = a.heads + 2 * a.kv.kv_heads;
     int64_t unit = (int64_t)blockIdx.x * 4 + ((int)threadIdx.x >> 5), row = unit / units;
     int u = (int)(unit - row * units), h = u - a.heads;
@@ -48,7 +48,7 @@ DGC_KERNEL(qkv_store, 128) {
 #define KEYS 32      /* keys of a block; blocks begin at multiples of it, so that a row's sums never depend on the batch */
 
 /* One warp a (row, head), running softmax over blocks of 32 keys. */
-DGC_KERNEL(attention, 128) {
+DGC_KERNEL(attention, attention, 128) {
     int lane = (int)threadIdx.x & 31, hd = a.kv.hd;
     int64_t unit = (int64_t)blockIdx.x * 4 + ((int)threadIdx.x >> 5), row = unit / a.heads, pos0 = a.prm->pos0;
     int h = (int)(unit - row * a.heads), kvh = h / (a.heads / a.kv.kv_heads);

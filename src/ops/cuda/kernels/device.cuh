@@ -9,8 +9,9 @@
 #define DGC_FN static __device__ __forceinline__
 
 #ifndef DGC_EMULATED
-#define DGC_KERNEL(name, threads) \
-    extern "C" __global__ void __launch_bounds__(threads) dgc_##name(const __grid_constant__ struct dgc_##name##_args a)
+#define DGC_KERNEL(name, kind, threads) \
+    extern "C" __global__ void __launch_bounds__(threads) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
+#define DGC_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
 DGC_FN uint16_t dgc_f32_bf16(float f) {
     uint16_t h;
@@ -27,6 +28,45 @@ DGC_FN uint16_t dgc_f32_f16(float f) {
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(f));
     return h;
 }
+/* Packs two floats into a pair, the first in the low half. */
+DGC_FN uint32_t dgc_pack_bf16(float lo, float hi) {
+    uint32_t v;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+DGC_FN uint32_t dgc_pack_f16(float lo, float hi) {
+    uint32_t v;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(v) : "f"(hi), "f"(lo));
+    return v;
+}
+
+/* d[16][8] += a[16][16] . b[16][8] over a warp; fragments as the PTX manual lays out mma.m16n8k16. */
+DGC_FN void dgc_mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DGC_FN void dgc_mma_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+/* Four 8 x 8 matrices of 16-bit values, transposed; lane i gives the address of row i % 8 of matrix i / 8. */
+DGC_FN void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+/* 16 bytes from global to shared memory behind the thread's back; both aligned. */
+DGC_FN void dgc_cp_async16(void *shared, const void *global) {
+    uint32_t at = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(global) : "memory");
+}
+DGC_FN void dgc_cp_commit(void) { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/* Waits until at most n of the thread's groups are under way. */
+#define dgc_cp_wait(n) asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory")
 #endif
 
 #define DGC_INF __int_as_float(0x7f800000)

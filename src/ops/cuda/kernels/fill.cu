@@ -17,7 +17,7 @@ DGC_FN void put16(uint8_t *p, uint32_t v) {
 }
 
 /* One thread makes up to 32 values. */
-DGC_KERNEL(fill, 128) {
+DGC_KERNEL(fill, fill, 128) {
     int64_t row = blockIdx.x;
     int b = (int)(blockIdx.y * 128 + threadIdx.x), k0 = b * 32, n = a.m.k - k0 < 32 ? a.m.k - k0 : 32;
     if (n <= 0)
@@ -54,7 +54,7 @@ DGC_KERNEL(fill, 128) {
     }
 }
 
-DGC_KERNEL(fill_vec, 256) {
+DGC_KERNEL(fill_vec, fill_vec, 256) {
     int i = (int)(blockIdx.x * 256 + threadIdx.x);
     if (i < a.n)
         a.v[i] = a.center + a.spread * uniform(mix(a.seed ^ mix((uint64_t)i)));

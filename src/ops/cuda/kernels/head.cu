@@ -4,7 +4,7 @@
 #define STAT_WARPS 32
 
 /* One block a row. Sums run in f32 over 16 terms and in double above, so that 262,144 terms cost no accuracy. */
-DGC_KERNEL(row_stats, 1024) {
+DGC_KERNEL(row_stats, row_stats, 1024) {
     __shared__ float best_v[STAT_WARPS];
     __shared__ int best_id[STAT_WARPS];
     __shared__ double tmp[STAT_WARPS];
@@ -69,7 +69,7 @@ DGC_KERNEL(row_stats, 1024) {
 #define SOFT_FLUSH 2048 /* ids summed before the sum joins the total: bounds the error of a sum over the vocabulary */
 
 /* y = scale * p . embed, p = exp(z / T - max) / sum, in tiles of 64 x 64 as the exact product. */
-DGC_KERNEL(soft_dense, 256) {
+DGC_KERNEL(soft_dense, soft_dense, 256) {
     __shared__ float ps[GEMM_K * GEMM_PAD], es[GEMM_K * GEMM_PAD];
     int c0 = (int)blockIdx.x * 64, m0 = (int)blockIdx.y * 64;
     int row = m0 + ((int)threadIdx.x >> 2), hidden = a.e.k, vocab = a.e.n;
@@ -125,7 +125,7 @@ DGC_KERNEL(soft_dense, 256) {
 DGC_FN int part_begin(int vocab, int i) { return (int)((int64_t)vocab * i / DGC_SOFT_PARTS); }
 
 /* One block a row: ids in ascending order by a running count. */
-DGC_KERNEL(soft_pick, 1024) {
+DGC_KERNEL(soft_pick, soft_pick, 1024) {
     __shared__ int warp_count[32];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, at = 0;
     int64_t row = blockIdx.x;
@@ -159,7 +159,7 @@ DGC_KERNEL(soft_pick, 1024) {
         part_at[DGC_SOFT_PARTS] = at;
 }
 
-DGC_KERNEL(soft_gather, 256) {
+DGC_KERNEL(soft_gather, soft_gather, 256) {
     int64_t row = blockIdx.y;
     int part = (int)blockIdx.x, hidden = a.e.k;
     const float *z = a.logits + row * a.ld;
@@ -187,7 +187,7 @@ DGC_KERNEL(soft_gather, 256) {
     }
 }
 
-DGC_KERNEL(soft_sum, 256) {
+DGC_KERNEL(soft_sum, soft_sum, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);
     if (c >= a.cols)

@@ -13,7 +13,7 @@ DGC_FN void set_w(struct gemm_row *g, const struct dgc_mat *w, const uint8_t *up
 }
 
 /* Grid: output tiles x row tiles. */
-DGC_KERNEL(linear, 256) {
+DGC_KERNEL(linear, linear, 256) {
     __shared__ float xs[GEMM_K * GEMM_PAD], ws[GEMM_K * GEMM_PAD];
     int glu = a.epi == DGC_EPI_GLU, i_w = 0, tile = (int)blockIdx.x, m0 = (int)blockIdx.y * 64, base = 0;
     if (!glu)
@@ -55,7 +55,7 @@ DGC_KERNEL(linear, 256) {
 }
 
 /* Grid: output tiles x most row tiles; the plan says how many there are. */
-DGC_KERNEL(experts_up, 256) {
+DGC_KERNEL(experts_up, experts_up, 256) {
     __shared__ float xs[GEMM_K * GEMM_PAD], ws[GEMM_K * GEMM_PAD];
     if ((int)blockIdx.y >= *a.plan.n_tiles)
         return;
@@ -83,7 +83,7 @@ DGC_KERNEL(experts_up, 256) {
         }
 }
 
-DGC_KERNEL(experts_down, 256) {
+DGC_KERNEL(experts_down, experts_down, 256) {
     __shared__ float xs[GEMM_K * GEMM_PAD], ws[GEMM_K * GEMM_PAD];
     if ((int)blockIdx.y >= *a.plan.n_tiles)
         return;
@@ -115,7 +115,7 @@ DGC_KERNEL(experts_down, 256) {
 }
 
 /* y[row] = sum over ranks, strongest first. */
-DGC_KERNEL(experts_sum, 256) {
+DGC_KERNEL(experts_sum, experts_sum, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);
     if (c >= a.cols)

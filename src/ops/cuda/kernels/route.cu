@@ -5,7 +5,7 @@
 DGC_FN int before(float v, int id, float w, int jd) { return v > w || (v == w && id < jd); }
 
 /* One warp a row. Each rank's winner is the best of what comes after the winner before it, so nothing need be marked as taken. */
-DGC_KERNEL(route, 128) {
+DGC_KERNEL(route, route, 128) {
     int lane = (int)threadIdx.x & 31, row = (int)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
     if (row >= a.rows)
         return;
@@ -57,7 +57,7 @@ DGC_KERNEL(route, 128) {
 
 /* A stable counting sort of the pairs by expert in one block. Each warp counts a contiguous range of pairs, the counts are summed over
  * (expert, warp), and each warp places its range: no order depends on timing. */
-DGC_KERNEL(experts_plan, 1024) {
+DGC_KERNEL(experts_plan, experts_plan, 1024) {
     __shared__ int count[DGC_PLAN_COUNTERS]; /* [warp][expert] */
     __shared__ int warp_total[32];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, E = a.experts, W = a.warps;

@@ -1,12 +1,12 @@
 /* Row-wise kernels: parameters, embedding gather, norms, addition. One block works on one row; its sums have the block's fixed order. */
 #include "ops/cuda/kernels/device.cuh"
 
-DGC_KERNEL(set_params, 32) {
+DGC_KERNEL(set_params, set_params, 32) {
     if (threadIdx.x == 0)
         *a.to = a.v;
 }
 
-DGC_KERNEL(embed, 256) {
+DGC_KERNEL(embed, embed, 256) {
     int64_t row = blockIdx.x;
     const uint8_t *src = a.e.p + (int64_t)a.ids[row] * a.e.row_bytes;
     float global = dgc_mat_scale(&a.e, a.e.p), w[8];
@@ -30,7 +30,7 @@ DGC_FN float inv_rms(const struct dgc_plane *x, int64_t row, int cols, float eps
     return 1.0f / sqrtf(s / (float)cols + eps);
 }
 
-DGC_KERNEL(norm, 256) {
+DGC_KERNEL(norm, norm, 256) {
     __shared__ float tmp[8];
     int64_t row = blockIdx.x;
     float r = inv_rms(&a.x, row, a.cols, a.eps, tmp);
@@ -42,7 +42,7 @@ DGC_KERNEL(norm, 256) {
     }
 }
 
-DGC_KERNEL(norm_pair, 256) {
+DGC_KERNEL(norm_pair, norm_pair, 256) {
     __shared__ float tmp[8];
     int64_t row = blockIdx.x;
     float ra = inv_rms(&a.a, row, a.cols, a.eps, tmp), rb = inv_rms(&a.b, row, a.cols, a.eps, tmp);
@@ -53,7 +53,7 @@ DGC_KERNEL(norm_pair, 256) {
     }
 }
 
-DGC_KERNEL(add, 256) {
+DGC_KERNEL(add, add, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);
     if (c < a.cols)
