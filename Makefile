@@ -12,7 +12,7 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
 CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
-LDLIBS := -ljansson -lm -ldl -pthread
+LDLIBS := -ljansson -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=$(SAN)

@@ -53,5 +53,6 @@ done
 [ -s "$log/skipped" ] && { echo "skipped:"; sed 's/^/  /' "$log/skipped"; }
 [ -s "$log/failed" ] && { echo "failed:"; sed 's/^/  /' "$log/failed"; }
 [ $((passed + failed)) -gt 0 ] || { echo "no test ran"; failed=1; }
+echo "$passed $failed $skipped" >"$log/counts"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

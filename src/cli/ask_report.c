@@ -1,31 +1,57 @@
 #include "cli/ask_report.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
 #define TEXT_MAX ((size_t)64 << 20)
 
-enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text, bool json,
-                                  bool verbose, struct dg_error *err) {
+static enum dg_status on_reply(void *ctx, const struct dg_reply_event *e, struct dg_error *err) {
+    struct dg_ask_report *r = ctx;
+    if (e->kind != DG_REPLY_CALL) {
+        struct dg_buf *b = e->kind == DG_REPLY_THOUGHT ? &r->thought : &r->shown;
+        return dg_buf_add(b, e->text, e->n) == DG_OK ? DG_OK : DG_FAIL(err, b->status, "the answer is too long to keep");
+    }
+    if (r->shown.len && r->shown.data[r->shown.len - 1] != '\n')
+        dg_buf_chr(&r->shown, '\n');
+    dg_buf_fmt(&r->shown, "call %.*s %.*s\n", (int)e->n_name, e->name, (int)e->n, e->text);
+    json_t *args = json_loadb(e->text, e->n, JSON_ALLOW_NUL, NULL);
+    json_t *call = json_pack("{s:s%, s:o}", "name", e->name, e->n_name, "arguments", args ? args : json_stringn(e->text, e->n));
+    return json_array_append_new(r->calls, call) == 0 && r->shown.status == DG_OK ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+}
+
+enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text,
+                                  const struct dg_ask_report_opts *o, struct dg_error *err) {
     memset(r, 0, sizeof *r);
     r->tok = tok;
     r->text = text;
-    r->json = json;
-    r->verbose = verbose;
+    r->json = o->json;
+    r->verbose = o->verbose;
     r->progress = isatty(STDERR_FILENO);
-    dg_decoder_init(&r->decoder, tok, true);
+    dg_reply_stream_init(&r->reply, tok, o->in_thought, on_reply, r);
     dg_buf_init(&r->shown, TEXT_MAX);
+    dg_buf_init(&r->thought, TEXT_MAX);
     r->blocks = json_array();
-    return r->blocks ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    r->calls = json_array();
+    if (!r->blocks || !r->calls)
+        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    if (o->trace_path && !(r->trace = fopen(o->trace_path, "a")))
+        return DG_FAIL(err, DG_E_IO, "DGQ_TRACE_PMAX_JSONL: cannot append to %s: %s", o->trace_path, strerror(errno));
+    return DG_OK;
 }
 
 void dg_ask_report_deinit(struct dg_ask_report *r) {
     if (!r->tok)
         return;
-    dg_decoder_deinit(&r->decoder);
+    dg_reply_stream_deinit(&r->reply);
     dg_buf_deinit(&r->shown);
+    dg_buf_deinit(&r->thought);
     json_decref(r->blocks);
+    json_decref(r->calls);
+    dg_error_clear(&r->error);
+    if (r->trace)
+        fclose(r->trace);
     memset(r, 0, sizeof *r);
 }
 
@@ -36,9 +62,18 @@ static void clear_line(struct dg_ask_report *r) {
 }
 
 static void print_new_text(struct dg_ask_report *r) {
-    if (r->json || r->printed == r->shown.len)
+    if (r->json)
         return;
     clear_line(r);
+    if (r->thought_printed < r->thought.len) {
+        fwrite(r->thought.data + r->thought_printed, 1, r->thought.len - r->thought_printed, stderr);
+        r->thought_printed = r->thought.len;
+        /* the answer, or the next line of stderr, starts on a line of its own */
+        if (r->shown.len > r->printed && r->thought.data[r->thought.len - 1] != '\n')
+            fputc('\n', stderr);
+    }
+    if (r->printed == r->shown.len)
+        return;
     fwrite(r->shown.data + r->printed, 1, r->shown.len - r->printed, stdout);
     fflush(stdout);
     r->printed = r->shown.len;
@@ -52,8 +87,18 @@ void dg_ask_on_prefill(void *ctx, int64_t done, int64_t total) {
     r->line_open = true;
 }
 
+static void trace_step(FILE *f, const struct dg_step_event *e) {
+    fprintf(f, "{\"block\":%d,\"retry\":%d,\"step\":%d,\"temperature\":%.6g,\"mean_entropy\":%.9g,\"p_max\":[", e->block, e->retry,
+            e->result->step, (double)e->temperature, e->result->mean_entropy);
+    for (int32_t i = 0; i < e->n; i++)
+        fprintf(f, "%s%.6g", i ? "," : "", (double)e->p_max[i]);
+    fputs("]}\n", f);
+}
+
 void dg_ask_on_step(void *ctx, const struct dg_step_event *e) {
     struct dg_ask_report *r = ctx;
+    if (r->trace)
+        trace_step(r->trace, e);
     if (!r->progress)
         return;
     /* an answer that ends without a newline stays on its line; the progress line must not overwrite it */
@@ -66,11 +111,9 @@ void dg_ask_on_step(void *ctx, const struct dg_step_event *e) {
 
 void dg_ask_on_block(void *ctx, const struct dg_block_event *e) {
     struct dg_ask_report *r = ctx;
-    struct dg_error ignored = {0};
-    for (int32_t i = 0; i < e->kept; i++)
-        if (dg_decoder_push(&r->decoder, e->ids[i], &r->shown, &ignored) != DG_OK)
-            dg_error_clear(&ignored);
-    clear_line(r);
+    for (int32_t i = 0; i < e->kept && r->error.code == DG_OK; i++)
+        if (dg_reply_stream_push(&r->reply, e->ids[i], &r->error) != DG_OK)
+            break;
     print_new_text(r);
     json_array_append_new(r->blocks,
                           json_pack("{s:i, s:i, s:i, s:i, s:f, s:s, s:i, s:b, s:b}", "steps", e->steps, "steps_all", e->steps_all, "accepted",
@@ -96,6 +139,9 @@ static void print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg
                           "tok_s", rate((double)t->out.n, r->total_s));
     if (!o)
         return;
+    json_object_set(o, "calls", r->calls);
+    if (r->thought.len)
+        json_object_set_new(o, "thought", json_stringn(r->thought.data, r->thought.len));
     json_object_set_new(o, "stop_id", t->stop_id >= 0 ? json_integer(t->stop_id) : json_null());
     json_object_set_new(o, "end", json_string(dg_turn_end_name(t->end)));
     if (st != DG_OK)
@@ -106,10 +152,9 @@ static void print_json(struct dg_ask_report *r, const struct dg_turn *t, enum dg
 }
 
 void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err) {
-    struct dg_error ignored = {0};
-    if (dg_decoder_finish(&r->decoder, &r->shown, &ignored) != DG_OK)
-        dg_error_clear(&ignored);
     clear_line(r);
+    if (r->error.code != DG_OK || dg_reply_stream_end(&r->reply, &r->error) != DG_OK)
+        fprintf(stderr, "diffgemma: the rest of the answer is not shown: %s\n", dg_error_text(&r->error));
     if (r->json)
         print_json(r, t, st, err);
     else {
@@ -120,7 +165,8 @@ void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg
             fprintf(stderr, "diffgemma: the answer was cut: %s\n",
                     t->opts.max_tokens ? "--max-tokens is used up" : "the context is full (--ctx for a larger one)");
         else if (st == DG_OK && !r->shown.len)
-            fprintf(stderr, "diffgemma: the model's answer is empty; another --seed may help\n");
+            fprintf(stderr, "diffgemma: the model's answer is empty%s; another --seed may help\n",
+                    r->reply.reply.unclosed_thought ? " (all of it was a thought that was never closed)" : "");
     }
     fflush(stdout);
     if (r->verbose && t->s) {

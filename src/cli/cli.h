@@ -15,6 +15,7 @@ int dg_cmd_ask(int argc, char **argv);
 int dg_cmd_tokenize(int argc, char **argv);
 int dg_cmd_config(int argc, char **argv);
 int dg_cmd_summary(int argc, char **argv);
+int dg_cmd_download(int argc, char **argv);
 int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
 /* The row of a command in main's table. */

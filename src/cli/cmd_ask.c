@@ -89,7 +89,9 @@ static enum dg_status parse_seed(const char *s, uint64_t *seed, struct dg_error 
     return DG_OK;
 }
 
-static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) { return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n); }
+static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
+    return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
+}
 
 static enum dg_status turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
                                 struct dg_turn_opts *t, struct dg_error *err) {
@@ -110,6 +112,14 @@ static enum dg_status turn_opts(const struct dg_runtime *r, const struct options
     t->on_step = dg_ask_on_step;
     t->on_block = dg_ask_on_block;
     return DG_OK;
+}
+
+static bool ends_in_thought(const struct dg_runtime *r, const struct dg_ids *ids) {
+    int32_t open = dg_tokenizer_find(r->tok, "<|channel>"), close = dg_tokenizer_find(r->tok, "<channel|>");
+    for (size_t i = ids->n; i-- > 0;)
+        if (ids->v[i] == open || ids->v[i] == close)
+            return ids->v[i] == open;
+    return false;
 }
 
 struct work {
@@ -144,7 +154,8 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
     struct dg_turn_opts t;
     DG_TRY(turn_opts(&w->r, o, &w->text, &w->canvas, &t, err));
-    DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, o->json, o->verbose, err));
+    struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
+    DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
     t.ctx = &w->report;
     interrupted = w->r.session;
     signal(SIGINT, on_interrupt);

@@ -105,7 +105,8 @@ static json_t *config_json(const struct dg_config *c) {
                                                 c->layer[l].hd, "num_key_value_heads", c->layer[l].kv_heads));
     for (int32_t i = 0; i < c->n_stops; i++)
         json_array_append_new(stops, json_integer(c->stops[i]));
-    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:o, s:i, s:f, s:f, s:f, s:i, s:f, s:o}",
+    return json_pack("{s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:i, s:f, s:f, s:f, s:f, s:f, s:f, s:i, s:i, s:o, s:i, s:f, s:f, s:f, "
+                     "s:i, s:f, s:o}",
                      "vocab_size", c->vocab, "hidden_size", c->hidden, "num_hidden_layers", c->layers, "num_attention_heads", c->heads,
                      "intermediate_size", c->inter, "num_experts", c->experts, "top_k_experts", c->topk, "moe_intermediate_size", c->moe,
                      "canvas_length", c->canvas, "sliding_window", c->window, "max_position_embeddings", c->ctx_max, "rms_norm_eps",

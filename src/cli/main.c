@@ -10,8 +10,10 @@ static const struct dg_command commands[] = {
     {"tokenize", "[-m MODEL] [-p TEXT | FILE | -] [options]", "Turn text into token ids, or ids into text.", dg_cmd_tokenize},
     {"summary", "[-m MODEL]", "Say what a model is: shape, parameters, bytes.", dg_cmd_summary},
     {"config", "[-m MODEL]", "Print a model's configuration as the engine reads it, as JSON.", dg_cmd_config},
-    {"step-parity", "[-m MODEL] -p PROMPT [options]", "Run one denoise step on the scalar oracle and on another path and compare them layer by layer.",
-     dg_cmd_step_parity},
+    {"step-parity", "[-m MODEL] -p PROMPT [options]",
+     "Run one denoise step on the scalar oracle and on another path and compare them layer by layer.", dg_cmd_step_parity},
+    {"download", "REPO [-o DIR] [options]", "Fetch a model from the Hugging Face hub, or go on where an earlier call ended.",
+     dg_cmd_download},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 

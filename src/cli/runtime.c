@@ -88,6 +88,8 @@ enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) {
 enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
     double t = dg_now();
     struct dg_session_opts so = {.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
+    int32_t topk = !r->flags.attn_topk ? 0 : r->flags.attn_topk_dyn ? DG_TOPK_DYN : r->flags.attn_topk_k;
+    so.attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
     if (!strcmp(a->kv, "f16"))
         so.kv = DG_F16;
     else if (!strcmp(a->kv, "f32"))

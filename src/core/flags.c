@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum flag_type { FLAG_BOOL, FLAG_INT, FLAG_POW2, FLAG_FLOAT, FLAG_ENUM, FLAG_TEXT, FLAG_SECRET };
+enum flag_type { FLAG_BOOL, FLAG_INT, FLAG_POW2, FLAG_FLOAT, FLAG_ENUM, FLAG_TEXT };
 
-static const char *const type_names[] = {"bool", "int", "int", "float", "enum", "string", "string"};
+static const char *const type_names[] = {"bool", "int", "int", "float", "enum", "string"};
 
 struct flag {
     const char *name;
@@ -30,10 +30,10 @@ struct flag {
 
 static const struct flag table[] = {
     BOOL("ATTN_WINDOW", attn_window, "1", "sliding layers of a denoise step see only the last window-1 context positions"),
-    BOOL("ATTN_TOPK", attn_topk, "1", "full layers attend to the k highest-scoring keys of each query in prefill; 0 = all keys"),
+    BOOL("ATTN_TOPK", attn_topk, "0", "full layers attend to the k highest-scoring keys of each query; 0 = all keys"),
     BOOL("ATTN_TOPK_DYN", attn_topk_dyn, "1", "k grows with the context, clamp(t/128, 64, 512); 0 = ATTN_TOPK_K"),
     {"ATTN_TOPK_K", FLAG_INT, AT(attn_topk_k), 1, 4096, "1..4096", 0, "64", "k when ATTN_TOPK_DYN is 0"},
-    BOOL("ATTN_TOPK_DECODE", attn_topk_decode, "1", "the same selection in denoise steps; 0 = all keys"),
+    BOOL("ATTN_TOPK_DECODE", attn_topk_decode, "1", "with ATTN_TOPK: in denoise steps too; 0 = all keys there"),
     {"COMMIT_CONF_TRIM", FLAG_FLOAT, AT(commit_conf_trim), 0, 1, "0..1", 0, "0.9",
      "cut a block at the first row below this probability that copies its neighbour; 0 = off"},
     {"COMMIT_CONF_HARD", FLAG_FLOAT, AT(commit_conf_hard), 0, 1, "0..1", 0, "0",
@@ -51,26 +51,11 @@ static const struct flag table[] = {
      "self-conditioning of a block's first step: the canvas's own embedding, or no signal"},
     BOOL("SC_SPARSE", sc_sparse, "1",
          "soft embedding from tokens of at least e^-10 of a row's largest probability; 0 = from all"),
-    {"FAST_PREFILL", FLAG_ENUM, AT(fast_prefill), 0, 0, "auto|0|1", DG_FAST_PREFILL_AUTO, "",
-     "prefill in bf16: by length (above 256 tokens), never, always; unset = one numeric path per session"},
-    {"FAST_PREFILL_MAX", FLAG_INT, AT(fast_prefill_max), 0, INT32_MAX, "0..2147483647", 0, "0",
-     "longest prompt, in tokens, that takes the bf16 prefill; 0 = no limit"},
     {"KV_RING", FLAG_POW2, AT(kv_ring), 16, 1 << 24, "16..16777216, a power of two", 0, "4096",
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
-    BOOL("KV_Q8", kv_q8, "0", "keep the cache in 8 bits"),
-    BOOL("KV_REUSE", kv_reuse, "1", "reuse the cache of a conversation's common prefix"),
-    BOOL("SERVE_TOOL_CONTINUATION", serve_tool_continuation, "1",
-         "continue a tool turn from its own tokens instead of rendering it anew"),
-    BOOL("TOOL_VALIDATE", tool_validate, "0", "generate again, with another seed, when a tool call is malformed"),
-    BOOL("TOOL_REPAIR", tool_repair, "0", "let the model correct a malformed tool call in a draft that is thrown away"),
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
-    TEXT("CPU", cpu, "level", "highest instruction set to use"),
-    {"API_KEY", FLAG_SECRET, AT(api_key), 0, 0, "text", 0, "", "key that clients of the server must send"},
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
-    TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each block's largest probabilities as JSON lines"),
-    BOOL("DELIM_CHECK", delim_check, "0", "report brackets and quotes that do not match in what is committed"),
-    TEXT("DELIM_CHECK_JSONL", delim_check_jsonl, "file", "append those reports as JSON lines"),
-    BOOL("CHECK_LOGITS", check_logits, "1", "end the turn with an error when a step's logits hold NaN or Inf"),
+    TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each step's largest probabilities as JSON lines"),
 };
 
 #define N_FLAGS (sizeof table / sizeof *table)
@@ -164,8 +149,7 @@ static enum dg_status apply(struct dg_flags *f, const struct flag *t, const char
             return DG_E_ARG;
         *(int32_t *)field = i;
         return DG_OK;
-    case FLAG_TEXT:
-    case FLAG_SECRET: {
+    case FLAG_TEXT: {
         size_t n = strnlen(s, DG_FLAGS_TEXT_MAX + 1);
         if (n > DG_FLAGS_TEXT_MAX)
             return DG_E_ARG;
@@ -189,7 +173,7 @@ void dg_flags_default(struct dg_flags *f) {
 
 void dg_flags_deinit(struct dg_flags *f) {
     for (size_t i = 0; i < N_FLAGS; i++)
-        if (table[i].type == FLAG_TEXT || table[i].type == FLAG_SECRET)
+        if (table[i].type == FLAG_TEXT)
             dg_free(*(char **)((char *)f + table[i].offset));
     dg_flags_default(f);
 }
@@ -250,7 +234,7 @@ static void report_unknown(struct dg_buf *out, const char *name, size_t n) {
 
 static void report_value(struct dg_buf *out, const struct flag *t, const char *value) {
     (void)dg_buf_fmt(out, DG_FLAGS_PREFIX "%s", t->name);
-    if (t->type == FLAG_TEXT || t->type == FLAG_SECRET) {
+    if (t->type == FLAG_TEXT) {
         (void)dg_buf_fmt(out, " is longer than %d bytes", DG_FLAGS_TEXT_MAX);
         return;
     }

@@ -15,7 +15,6 @@
 #define DG_FLAGS_REPORT_MAX 16384 /* bytes of an error that names every offender */
 
 enum dg_first_step { DG_FIRST_STEP_SEED = 0, DG_FIRST_STEP_NONE };
-enum dg_fast_prefill { DG_FAST_PREFILL_UNSET = 0, DG_FAST_PREFILL_AUTO, DG_FAST_PREFILL_OFF, DG_FAST_PREFILL_ON };
 
 /* Values. Strings are owned by the record, NULL when unset. */
 struct dg_flags {
@@ -23,12 +22,9 @@ struct dg_flags {
     bool attn_window, attn_topk, attn_topk_dyn, attn_topk_decode;
     int32_t attn_topk_k;
     int32_t kv_ring; /* a power of two */
-    bool kv_q8, kv_reuse;
-    /* self-conditioning and prefill */
+    /* self-conditioning */
     bool sc_sparse;
     int32_t first_step_sc; /* enum dg_first_step */
-    int32_t fast_prefill;  /* enum dg_fast_prefill */
-    int32_t fast_prefill_max;
     /* sampler */
     bool denoiser_argmax, freeze, reference_stops;
     double early_stop_mean_ent;
@@ -36,14 +32,10 @@ struct dg_flags {
     double commit_conf_trim, commit_conf_hard;
     bool continue_past_stop, ws_block_stop;
     int32_t empty_reply_retry;
-    /* tools and server */
-    bool serve_tool_continuation, tool_validate, tool_repair;
-    char *api_key;
     /* where things are */
-    char *hf_home, *cpu, *model;
-    /* checks and traces */
-    bool check_logits, delim_check;
-    char *trace_pmax_jsonl, *delim_check_jsonl;
+    char *hf_home, *model;
+    /* traces */
+    char *trace_pmax_jsonl;
 };
 
 /* Fills caller storage with the defaults. Allocates nothing. */

@@ -27,15 +27,12 @@ static inline uint16_t dg_f32_bf16(float f) {
     return (uint16_t)((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
+/* The exponent is rebased by a multiplication, which is exact and normalises subnormals too; no branch, so that loops become vectors. */
 static inline float dg_f16_f32(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 0x3ff;
-    if (exp == 31)
-        return dg_bits_f32(sign | 0x7f800000u | man << 13);
-    if (exp)
-        return dg_bits_f32(sign | (exp + 112) << 23 | man << 13);
-    /* zero and subnormals: man * 2^-24 is exact in f32 */
-    float f = (float)man * 0x1p-24f;
-    return sign ? -f : f;
+    uint32_t u = (uint32_t)(h & 0x7fff) << 13;
+    float f = dg_bits_f32(u) * 0x1p112f;
+    uint32_t special = (uint32_t) - (u >= 0x0f800000u) & 0x7f800000u; /* infinity and NaN: exponent all ones, payload kept */
+    return dg_bits_f32(dg_f32_bits(f) | special | (uint32_t)(h & 0x8000) << 16);
 }
 
 static inline uint16_t dg_f32_f16(float f) {

@@ -72,7 +72,7 @@ void dg_error_prefix(struct dg_error *err, const char *fmt, ...) {
     va_start(ap, fmt);
     vsnprintf(prefix, sizeof prefix - 2, fmt, ap);
     va_end(ap);
-    strcat(prefix, ": ");
+    memcpy(prefix + strlen(prefix), ": ", 3);
     const char *now = dg_error_text(err);
     size_t n = strlen(now) + 1;
     char *copy = malloc(n);

@@ -35,13 +35,13 @@ static enum dg_status check_call(const json_t *call, size_t i, size_t j, struct 
     const json_t *id = json_object_get(call, "id"), *function = json_object_get(call, "function");
     const json_t *name = json_object_get(function, "name"), *arguments = json_object_get(function, "arguments");
     if (!json_is_object(call) || !json_is_object(function))
-        return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].function: give an object with \"name\" and \"arguments\"", i, j);
+        return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].function: give an object with \"name\"", i, j);
     if (!dg_json_is_text(name) || json_string_length(name) == 0)
         return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].function.name: give a string that is not empty", i, j);
     if (!absent(id) && !dg_json_is_text(id))
         return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].id: give a string", i, j);
     if (!absent(arguments) && !dg_json_is_text(arguments) && !json_is_object(arguments))
-        return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].function.arguments: give an object, or JSON text of one", i, j);
+        return DG_FAIL(err, DG_E_ARG, "messages[%zu].tool_calls[%zu].function.arguments: give an object or its JSON text", i, j);
     return DG_OK;
 }
 
@@ -94,7 +94,7 @@ static enum dg_status check_tool(const json_t *tool, size_t i, struct dg_error *
         return DG_FAIL(err, DG_E_ARG, "tools[%zu].function.parameters.properties: give an object", i);
     json_object_foreach(properties, key, property) {
         if (!json_is_object(property))
-            return DG_FAIL(err, DG_E_ARG, "tools[%zu].function.parameters.properties.%.64s: give a JSON schema, an object", i, key);
+            return DG_FAIL(err, DG_E_ARG, "tools[%zu].function.parameters.properties.%.64s: give a JSON schema", i, key);
     }
     return DG_OK;
 }

@@ -15,7 +15,7 @@
 /* A whole number of the file. */
 struct int_field {
     const char *key;
-    size_t at; /* in struct dg_config */
+    size_t at;             /* in struct dg_config */
     int32_t min, max, def; /* def < min: the file must have it */
 };
 
@@ -23,38 +23,34 @@ struct int_field {
 struct real_field {
     const char *key;
     size_t at;
+    bool single; /* an f32 field, else double */
     double min, max, def;
 };
 
 #define AT(member) offsetof(struct dg_config, member)
 
 static const struct int_field text_ints[] = {
-    {"vocab_size", AT(vocab), 4, DG_VOCAB_MAX, 0},
-    {"hidden_size", AT(hidden), 1, DG_WIDTH_MAX, 0},
-    {"num_hidden_layers", AT(layers), 1, DG_LAYERS_MAX, 0},
-    {"num_attention_heads", AT(heads), 1, DG_HEADS_MAX, 0},
-    {"intermediate_size", AT(inter), 1, DG_WIDTH_MAX, 0},
-    {"num_experts", AT(experts), 1, DG_EXPERTS_MAX, 0},
-    {"top_k_experts", AT(topk), 1, DG_TOPK_MAX, 0},
-    {"moe_intermediate_size", AT(moe), 1, DG_WIDTH_MAX, 0},
-    {"sliding_window", AT(window), 1, DG_CTX_MAX, 1024},
-    {"max_position_embeddings", AT(ctx_max), 1, DG_CTX_MAX, 262144},
+    {"vocab_size", AT(vocab), 4, DG_VOCAB_MAX, 0},          {"hidden_size", AT(hidden), 1, DG_WIDTH_MAX, 0},
+    {"num_hidden_layers", AT(layers), 1, DG_LAYERS_MAX, 0}, {"num_attention_heads", AT(heads), 1, DG_HEADS_MAX, 0},
+    {"intermediate_size", AT(inter), 1, DG_WIDTH_MAX, 0},   {"num_experts", AT(experts), 1, DG_EXPERTS_MAX, 0},
+    {"top_k_experts", AT(topk), 1, DG_TOPK_MAX, 0},         {"moe_intermediate_size", AT(moe), 1, DG_WIDTH_MAX, 0},
+    {"sliding_window", AT(window), 1, DG_CTX_MAX, 1024},    {"max_position_embeddings", AT(ctx_max), 1, DG_CTX_MAX, 262144},
 };
 static const struct int_field top_ints[] = {{"canvas_length", AT(canvas), 1, DG_CANVAS_MAX, 256}};
 static const struct real_field text_reals[] = {
-    {"rms_norm_eps", AT(eps), 1e-12, 0.1, 1e-6},
-    {"final_logit_softcapping", AT(softcap), 1e-3, 1e6, 30.0},
+    {"rms_norm_eps", AT(eps), true, 1e-12, 0.1, 1e-6},
+    {"final_logit_softcapping", AT(softcap), true, 1e-3, 1e6, 30.0},
 };
 static const struct int_field gen_ints[] = {
     {"max_denoising_steps", AT(steps_max), 1, 100000, 48},
     {"stability_threshold", AT(stability), 0, 1000, 1},
 };
 static const struct real_field gen_reals[] = {
-    {"t_min", AT(t_min), 1e-6, 1000, 0.4},
-    {"t_max", AT(t_max), 1e-6, 1000, 0.8},
-    {"confidence_threshold", AT(confidence), 0, 1e6, 0.005},
+    {"t_min", AT(t_min), false, 1e-6, 1000, 0.4},
+    {"t_max", AT(t_max), false, 1e-6, 1000, 0.8},
+    {"confidence_threshold", AT(confidence), false, 0, 1e6, 0.005},
 };
-static const struct real_field sampler_reals[] = {{"entropy_bound", AT(entropy_bound), 0, 1e6, 0.1}};
+static const struct real_field sampler_reals[] = {{"entropy_bound", AT(entropy_bound), false, 0, 1e6, 0.1}};
 #define N_OF(table) (sizeof(table) / sizeof *(table))
 
 /* A member's value; NULL when it is absent or null, which mean the same in these files. */
@@ -108,7 +104,7 @@ static void read_reals(struct dg_faults *f, struct dg_config *c, const json_t *o
         if (v)
             (void)take_real(f, t->key, v, t->min, t->max, &x);
         float y = (float)x;
-        memcpy((char *)c + t->at, &y, sizeof y);
+        memcpy((char *)c + t->at, t->single ? (void *)&y : (void *)&x, t->single ? sizeof y : sizeof x);
     }
 }
 
@@ -131,7 +127,8 @@ static void read_layer_types(struct dg_faults *f, struct dg_config *c, const jso
         const char *s = json_string_value(json_array_get(types, (size_t)l));
         c->layer[l].full = s && strcmp(s, "full_attention") == 0;
         if (!s || (!c->layer[l].full && strcmp(s, "sliding_attention") != 0))
-            dg_faults_add(f, s ? DG_E_UNSUPPORTED : DG_E_FORMAT, "layer_types[%d] must be sliding_attention or full_attention, is %s", l,
+            dg_faults_add(f, s ? DG_E_UNSUPPORTED : DG_E_FORMAT,
+                          "layer_types[%d] must be sliding_attention or full_attention, is %s", l,
                           s ? dg_clip(s, strlen(s)).s : "no text");
     }
 }
@@ -157,7 +154,7 @@ static void read_layer_entry(struct dg_faults *f, struct dg_config *c, const jso
     }
     const char *name;
     json_t *v;
-    json_object_foreach((json_t *)entry, name, v) {
+    json_object_foreach ((json_t *)entry, name, v) {
         char what[96];
         snprintf(what, sizeof what, "per_layer_config[%d].%.40s", l, dg_clip(name, strlen(name)).s);
         if (json_is_null(v))
@@ -201,7 +198,9 @@ static void read_heads(struct dg_faults *f, struct dg_config *c, const json_t *t
     }
     const char *key;
     json_t *entry;
-    json_object_foreach((json_t *)per_layer, key, entry) if (!json_is_null(entry)) read_layer_entry(f, c, text, key, entry);
+    json_object_foreach ((json_t *)per_layer, key, entry)
+        if (!json_is_null(entry))
+            read_layer_entry(f, c, text, key, entry);
 
     /* one message for each pair of values, not for each layer */
     for (int l = 0; l < c->layers; l++) {
@@ -253,8 +252,11 @@ static void check_fixed(struct dg_faults *f, const json_t *top, const json_t *te
     static const struct {
         const char *key;
         bool value;
-    } flags[] = {{"attention_bias", false}, {"tie_word_embeddings", true},     {"enable_moe_block", true},
-                 {"attention_k_eq_v", true}, {"use_double_wide_mlp", false}};
+    } flags[] = {{"attention_bias", false},
+                 {"tie_word_embeddings", true},
+                 {"enable_moe_block", true},
+                 {"attention_k_eq_v", true},
+                 {"use_double_wide_mlp", false}};
     for (size_t i = 0; i < N_OF(flags); i++) {
         const json_t *v = member(text, flags[i].key), *w = member(top, flags[i].key);
         if ((v && json_is_true(v) != flags[i].value) || (w && json_is_true(w) != flags[i].value))
@@ -298,8 +300,8 @@ static bool read_stops(struct dg_faults *f, struct dg_config *c, const json_t *o
     return true;
 }
 
-static void read_special(struct dg_faults *f, const struct dg_config *c, const char *key, const json_t *text, const json_t *top, const json_t *gen,
-                         int32_t def, int32_t *out) {
+static void read_special(struct dg_faults *f, const struct dg_config *c, const char *key, const json_t *text, const json_t *top,
+                         const json_t *gen, int32_t def, int32_t *out) {
     const json_t *v = member(text, key);
     if (!v)
         v = member(top, key);
@@ -325,16 +327,20 @@ static enum dg_status check_architecture(const json_t *top, struct dg_error *err
     struct dg_clip c = dg_clip(name, strlen(name));
     if (strcmp(type, "diffusion_gemma") != 0 && strcmp(arch, "DiffusionGemmaForBlockDiffusion") != 0) {
         if (strncmp(type, "gemma4", 6) == 0 || strncmp(arch, "Gemma4", 6) == 0)
-            return DG_FAIL(err, DG_E_UNSUPPORTED,
-                           "this is a plain Gemma 4 model (%s), which writes one token at a time; this engine runs DiffusionGemma: %s", c.s,
-                           ORIGINAL);
+            return DG_FAIL(
+                err, DG_E_UNSUPPORTED,
+                "this is a plain Gemma 4 model (%s), which writes one token at a time; this engine runs DiffusionGemma: %s", c.s,
+                ORIGINAL);
         if (!*name)
-            return DG_FAIL(err, DG_E_UNSUPPORTED, "names no model_type and no architecture; this engine runs DiffusionGemma: %s", ORIGINAL);
-        return DG_FAIL(err, DG_E_UNSUPPORTED, "this is a model of another kind (%s); this engine runs DiffusionGemma: %s", c.s, ORIGINAL);
+            return DG_FAIL(err, DG_E_UNSUPPORTED, "names no model_type and no architecture; this engine runs DiffusionGemma: %s",
+                           ORIGINAL);
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "this is a model of another kind (%s); this engine runs DiffusionGemma: %s", c.s,
+                       ORIGINAL);
     }
     const json_t *q = member(top, "quantization");
     if (q)
-        return DG_FAIL(err, DG_E_UNSUPPORTED, "this is an MLX quantised model (%lld bits), which this engine does not read; use the original: %s",
+        return DG_FAIL(err, DG_E_UNSUPPORTED,
+                       "this is an MLX quantised model (%lld bits), which this engine does not read; use the original: %s",
                        (long long)json_integer_value(json_object_get(q, "bits")), ORIGINAL);
     q = member(top, "quantization_config");
     if (!q)
@@ -342,14 +348,15 @@ static enum dg_status check_architecture(const json_t *top, struct dg_error *err
     if (q) {
         const char *method = text_of(q, "quant_method"), *algo = text_of(q, "quant_algo");
         const char *how = *algo ? algo : *method ? method : text_of(q, "format");
-        return DG_FAIL(err, DG_E_UNSUPPORTED, "this is a quantised model (%s), which this engine does not read; use the original: %s",
+        return DG_FAIL(err, DG_E_UNSUPPORTED,
+                       "this is a quantised model (%s), which this engine does not read; use the original: %s",
                        *how ? dg_clip(how, strlen(how)).s : "quantization_config", ORIGINAL);
     }
     return DG_OK;
 }
 
-/* jansson builds a tree of some 250 bytes a container, so a small hostile file could cost much memory: the pull reader, which costs
- * none, counts first. */
+/* jansson builds a tree of some 250 bytes a container, so a small hostile file could cost much memory: the pull reader, which
+ * costs none, counts first. */
 static enum dg_status parse(json_t **out, const char *text, size_t n, struct dg_error *err) {
     *out = NULL;
     if (n > DG_CONFIG_FILE_MAX)
@@ -399,6 +406,9 @@ static enum dg_status read_model(struct dg_config *c, const json_t *top, const j
         read_reals(&f, c, text, text_reals, N_OF(text_reals));
         if (c->topk > c->experts && c->experts > 0)
             dg_faults_add(&f, DG_E_FORMAT, "top_k_experts (%d) exceeds num_experts (%d)", c->topk, c->experts);
+        if (c->canvas >= c->ctx_max && c->ctx_max > 0)
+            dg_faults_add(&f, DG_E_FORMAT, "max_position_embeddings (%d) leaves no room beside a canvas of %d", c->ctx_max,
+                          c->canvas);
         read_layer_types(&f, c, text);
         read_heads(&f, c, text);
         c->theta_sliding = 1e4;
@@ -433,13 +443,14 @@ static enum dg_status read_generation(struct dg_config *c, const json_t *gen, st
     read_ints(&f, c, gen, gen_ints, N_OF(gen_ints));
     read_reals(&f, c, gen, gen_reals, N_OF(gen_reals));
     if (c->t_min > c->t_max)
-        dg_faults_add(&f, DG_E_FORMAT, "t_min (%g) exceeds t_max (%g)", (double)c->t_min, (double)c->t_max);
+        dg_faults_add(&f, DG_E_FORMAT, "t_min (%g) exceeds t_max (%g)", c->t_min, c->t_max);
     const json_t *sampler = member(gen, "sampler_config");
     if (sampler && !json_is_object(sampler))
         dg_faults_add(&f, DG_E_FORMAT, "sampler_config must be an object");
     const char *name = text_of(sampler, "_cls_name");
     if (*name && strcmp(name, "EntropyBoundSamplerConfig") != 0)
-        dg_faults_add(&f, DG_E_UNSUPPORTED, "sampler_config is a %s; this engine has the entropy-bound sampler", dg_clip(name, strlen(name)).s);
+        dg_faults_add(&f, DG_E_UNSUPPORTED, "sampler_config is a %s; this engine has the entropy-bound sampler",
+                      dg_clip(name, strlen(name)).s);
     read_reals(&f, c, sampler, sampler_reals, N_OF(sampler_reals));
     (void)read_stops(&f, c, gen);
     enum dg_status st = dg_faults_result(&f, "generation_config.json", err);
@@ -447,7 +458,8 @@ static enum dg_status read_generation(struct dg_config *c, const json_t *gen, st
     return st;
 }
 
-enum dg_status dg_config_parse(struct dg_config *c, const char *text, size_t n, const char *gen, size_t gen_n, struct dg_error *err) {
+enum dg_status dg_config_parse(struct dg_config *c, const char *text, size_t n, const char *gen, size_t gen_n,
+                               struct dg_error *err) {
     memset(c, 0, sizeof *c);
     json_t *top = NULL, *g = NULL;
     enum dg_status st;
@@ -475,7 +487,8 @@ enum dg_status dg_config_load(struct dg_config *c, const char *dir, struct dg_er
     bool has_gen = stat(gen_path, &sb) == 0;
     if (has_gen)
         DG_GO(dg_map_open(&gen, gen_path, err));
-    st = dg_config_parse(c, (const char *)text.data, text.size, has_gen ? (gen.data ? (const char *)gen.data : "") : NULL, gen.size, err);
+    st = dg_config_parse(c, (const char *)text.data, text.size, has_gen ? (gen.data ? (const char *)gen.data : "") : NULL,
+                         gen.size, err);
     if (st != DG_OK)
         dg_error_prefix(err, "%s", dir);
 done:

@@ -5,7 +5,8 @@
 
 #include "core/status.h"
 
-/* What a file may ask for. Generous against any model of this kind, small enough that no product of two overflows 32 bits of rows. */
+/* What a file may ask for. Generous against any model of this kind, small enough that no product of two overflows 32 bits of
+ * rows. */
 #define DG_LAYERS_MAX 512
 #define DG_STOPS_MAX 16
 #define DG_VOCAB_MAX (1 << 24)
@@ -19,8 +20,8 @@
 #define DG_CONFIG_FILE_MAX ((size_t)1 << 20)
 
 struct dg_layer_shape {
-    bool full;       /* full attention, else sliding */
-    int32_t hd;      /* head dimension, even */
+    bool full;        /* full attention, else sliding */
+    int32_t hd;       /* head dimension, even */
     int32_t kv_heads; /* divides heads */
 };
 
@@ -33,7 +34,7 @@ struct dg_config {
     int32_t ctx_max;            /* max_position_embeddings */
     float eps, softcap;
     double theta_sliding, theta_full;
-    double rotary_full; /* partial_rotary_factor of full layers */
+    double rotary_full;    /* partial_rotary_factor of full layers */
     double rotary_sliding; /* 1 unless the file says otherwise */
     int32_t pad, bos;
     struct dg_layer_shape layer[DG_LAYERS_MAX];
@@ -42,9 +43,9 @@ struct dg_config {
     int32_t stops[DG_STOPS_MAX]; /* stop token ids */
     int32_t n_stops;
     int32_t steps_max;
-    float entropy_bound, t_min, t_max;
+    double entropy_bound, t_min, t_max; /* the decimals of the file, not their nearest f32 */
     int32_t stability;
-    float confidence;
+    double confidence;
 };
 
 /* Reads DIR/config.json and, where it exists, DIR/generation_config.json; checks every value's type and range.
@@ -52,7 +53,7 @@ struct dg_config {
  * bias or rope type this engine does not compute). Every fault of a file is named in one error. */
 enum dg_status dg_config_load(struct dg_config *c, const char *dir, struct dg_error *err) DG_MUST_CHECK;
 /* The same from text in memory; gen may be NULL. Names are used in messages only. For tests and fuzzing. */
-enum dg_status dg_config_parse(struct dg_config *c, const char *text, size_t n, const char *gen, size_t gen_n, struct dg_error *err)
-    DG_MUST_CHECK;
+enum dg_status dg_config_parse(struct dg_config *c, const char *text, size_t n, const char *gen, size_t gen_n,
+                               struct dg_error *err) DG_MUST_CHECK;
 
 #endif

@@ -109,7 +109,12 @@ static void rope_tables(struct pass *f) {
 static struct pass begin(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, int32_t n, bool causal, const struct dg_trace *trace) {
     const struct dg_config *c = &be->model->cfg;
     struct pass f = {.be = be, .op = be->ops, .m = be->model, .c = c, .p = p, .kv = kv, .trace = trace};
-    f.batch = (struct dg_batch){n, n, kv->len, causal};
+    f.batch = (struct dg_batch){n, n, kv->len, causal, -1, causal ? p->attention.topk_prefill : p->attention.topk_denoise};
+    if (!causal && p->attention.unwindowed) {
+        /* the oldest position that no write, also one since cut away, has overwritten */
+        int64_t end = kv->len + n > kv->high ? kv->len + n : kv->high;
+        f.batch.ring_from = end > kv->ring ? end - kv->ring : 0;
+    }
     f.x = dg_plane_view(&p->x, n, c->hidden);
     f.h = dg_plane_view(&p->h, n, c->hidden);
     f.t = dg_plane_view(&p->t, n, c->hidden);

@@ -20,9 +20,16 @@ struct dg_trace {
     void *ctx;
 };
 
+/* How attention is cut short, if at all: 0 or false everywhere = exact. */
+struct dg_attention_opts {
+    int32_t topk_prefill, topk_denoise; /* struct dg_batch.topk of each phase */
+    bool unwindowed;                    /* denoise: sliding layers see all that their rings still hold (DGQ_ATTN_WINDOW=0) */
+};
+
 /* Planes of a session, allocated once: every forward call works in them. */
 struct dg_planes {
     int32_t rows;
+    struct dg_attention_opts attention;
     struct dg_plane x;      /* residual stream */
     struct dg_plane h, t;   /* [rows][hidden] */
     struct dg_plane qkv, att; /* widest layer's */

@@ -56,8 +56,8 @@ static const struct dg_tensor *claim(struct binder *b, const char *suffix, int r
     }
     const struct dg_format_traits *tr = dg_format_traits(t->kind);
     if (good && shape[rank - 1] % tr->block) {
-        dg_faults_add(&b->faults, DG_E_UNSUPPORTED, "%s: its last dimension %" PRId64 " is no multiple of %d, as %s demands", name,
-                      shape[rank - 1], tr->block, tr->name);
+        dg_faults_add(&b->faults, DG_E_UNSUPPORTED, "%s: its last dimension %" PRId64 " is no multiple of %d, as %s demands",
+                      name, shape[rank - 1], tr->block, tr->name);
         return NULL;
     }
     return good ? t : NULL;
@@ -80,7 +80,7 @@ static bool decode_vec(struct binder *b, const char *suffix, const struct dg_ten
     dg_format_traits(t->kind)->decode_row(t->data, t->data, n, dst);
     for (int32_t i = 0; i < n; i++)
         if (!isfinite(dst[i])) {
-            dg_faults_add(&b->faults, DG_E_NUMERIC, "%s%s[%d] is %s", b->prefix, suffix, i, isnan(dst[i]) ? "NaN" : "infinite");
+            dg_faults_add(&b->faults, DG_E_FORMAT, "%s%s[%d] is %s", b->prefix, suffix, i, isnan(dst[i]) ? "NaN" : "infinite");
             return false;
         }
     return true;
@@ -154,8 +154,8 @@ static bool starts_with(const struct dg_tensor *t, const char *prefix) {
     return t->name_len >= n && memcmp(t->name, prefix, n) == 0;
 }
 
-/* Tensors a text checkpoint may carry that are no weights of ours: the vision side, and the encoder's and the head's tied copies of what
- * the decoder has. */
+/* Tensors a text checkpoint may carry that are no weights of ours: the vision side, and the encoder's and the head's tied copies
+ * of what the decoder has. */
 static bool is_known_extra(struct dg_store *s, const struct dg_tensor *t) {
     static const char *const encoder = "model.encoder.language_model.", *const decoder = "model.decoder.";
     if (starts_with(t, "model.encoder.vision_tower.") || starts_with(t, "model.encoder.embed_vision."))

@@ -41,7 +41,19 @@ struct dg_batch {
     int32_t n_live; /* rows from n_live on are padding: they never write KV and nothing they produce is read */
     int64_t pos0;
     bool causal;
+    int64_t ring_from; /* bidirectional: sliding layers see everything from this position on instead of their window; -1 = the window */
+    int32_t topk;    /* full layers: keys a query attends to; 0 = all, DG_TOPK_DYN = by its context */
 };
+
+#define DG_TOPK_DYN (-1)
+
+/* Keys that a query with t visible ones attends to on a full layer (reference.md section 3). */
+static inline int64_t dg_batch_keys(const struct dg_batch *b, int64_t t) {
+    if (b->topk == 0)
+        return t;
+    int64_t k = b->topk > 0 ? b->topk : t / 128 < 64 ? 64 : t / 128 > 512 ? 512 : t / 128;
+    return k < t ? k : t;
+}
 
 /* One layer's keys and values: [slots][kv_heads][hd] of `dtype`. Position p lives in slot p & (slots - 1) when `ring`
  * (slots is a power of two), in slot p otherwise. */
@@ -56,13 +68,17 @@ struct dg_kv_layer {
 
 static inline int64_t dg_kv_slot(const struct dg_kv_layer *kv, int64_t pos) { return kv->ring ? pos & (kv->slots - 1) : pos; }
 
-/* Positions [*lo, *hi) that row i of the batch may see. */
-static inline void dg_batch_visible(const struct dg_batch *b, int32_t window, int32_t i, int64_t *lo, int64_t *hi) {
+/* Positions [*lo, *hi) that row i of the batch may see in a layer's cache. */
+static inline void dg_batch_visible(const struct dg_batch *b, const struct dg_kv_layer *kv, int32_t i, int64_t *lo, int64_t *hi) {
     int64_t p = b->causal ? b->pos0 + i : b->pos0;
-    *hi = b->causal ? p + 1 : b->pos0 + b->n_live;
+    int64_t end = b->pos0 + b->n_live; /* a padding row must not look at positions that nobody wrote */
+    *hi = b->causal && p + 1 < end ? p + 1 : end;
     *lo = 0;
-    if (window && p - (window - 1) > 0)
-        *lo = p - (window - 1);
+    if (!kv->window)
+        return;
+    int64_t first = b->ring_from >= 0 ? b->ring_from : p - (kv->window - 1);
+    if (first > 0)
+        *lo = first;
 }
 
 /* Per-row statistics of softmax(logits / T): arrays of `rows` elements in backend memory. */
@@ -127,7 +143,8 @@ struct dg_ops {
                       const struct dg_kv_layer *kv);
 
     /* y[i][h] = softmax(q[i][h] . k) . v over the visible positions; no 1/sqrt(d). q: the first heads*hd columns of the plane.
-     * Query head h reads kv head h / (heads / kv_heads). The sums run in position order from the first visible one. */
+     * Query head h reads kv head h / (heads / kv_heads). The sums run in position order from the first visible one. On full layers
+     * only the dg_batch_keys highest scores count (f32 scores; of equal ones the lower position), per query and head. */
     void (*attention)(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                       const struct dg_kv_layer *kv, struct dg_plane *y);
 

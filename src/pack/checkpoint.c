@@ -118,7 +118,8 @@ static enum dg_status check_entry(struct index *ix, const char *name, size_t n, 
     if (!t)
         dg_faults_add(&ix->faults, DG_E_FORMAT, "%s is not in %s, where " INDEX " puts it", c.s, shard.s);
     else if (i < 0 || t->file != ix->shards.v[i].file)
-        dg_faults_add(&ix->faults, DG_E_FORMAT, "%s is in %s, but " INDEX " puts it in %s", c.s, dg_store_path(ix->store, t->file), shard.s);
+        dg_faults_add(&ix->faults, DG_E_FORMAT, "%s is in %s, but " INDEX " puts it in %s", c.s,
+                      dg_store_path(ix->store, t->file), shard.s);
     else if (t->listed)
         dg_faults_add(&ix->faults, DG_E_FORMAT, INDEX " lists %s twice", c.s);
     else
@@ -178,7 +179,8 @@ static enum dg_status open_shards(struct index *ix, const char *dir, struct dg_e
     dg_checkpoint_remedy(dir, remedy, sizeof remedy);
     for (int i = 0; i < ix->shards.n; i++)
         if (!is_there(dir, ix->shards.v[i].name))
-            dg_faults_add(&ix->faults, DG_E_IO, "shard %s is missing", dg_clip(ix->shards.v[i].name, strlen(ix->shards.v[i].name)).s);
+            dg_faults_add(&ix->faults, DG_E_IO, "shard %s is missing",
+                          dg_clip(ix->shards.v[i].name, strlen(ix->shards.v[i].name)).s);
     if (ix->faults.n) {
         dg_faults_add(&ix->faults, DG_E_IO, "the download is incomplete, %s", remedy);
         ix->faults.n--; /* the advice is no fault */
@@ -248,9 +250,11 @@ enum dg_status dg_checkpoint_explain(const char *dir, const char *missing, struc
         bool cut; /* the right kind of model, but not all of it */
     } kinds[] = {
         {".dgq.json", "a .dgq pack; this build reads safetensors checkpoints only", false},
-        {".gguf", "a GGUF model; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it", false},
+        {".gguf", "a GGUF model; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it",
+         false},
         {".safetensors", "safetensors files, so the download is incomplete", true},
-        {".bin", "PyTorch weights; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it", false},
+        {".bin", "PyTorch weights; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it",
+         false},
         {".incomplete", "a download that did not finish", true},
     };
     enum { N = sizeof kinds / sizeof *kinds };
@@ -269,8 +273,8 @@ enum dg_status dg_checkpoint_explain(const char *dir, const char *missing, struc
     dg_checkpoint_remedy(dir, remedy, sizeof remedy);
     if (best == N)
         return DG_FAIL(err, DG_E_IO, "%s: has no %s; %s", dir, missing, remedy);
-    return DG_FAIL(err, kinds[best].cut ? DG_E_IO : DG_E_UNSUPPORTED, "%s: has no %s; it holds %s%s%s", dir, missing, kinds[best].what,
-                   kinds[best].cut ? ", " : "", kinds[best].cut ? remedy : "");
+    return DG_FAIL(err, kinds[best].cut ? DG_E_IO : DG_E_UNSUPPORTED, "%s: has no %s; it holds %s%s%s", dir, missing,
+                   kinds[best].what, kinds[best].cut ? ", " : "", kinds[best].cut ? remedy : "");
 }
 
 enum dg_status dg_checkpoint_add(struct dg_store *s, const char *dir, struct dg_buf *warnings, struct dg_error *err) {

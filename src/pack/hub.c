@@ -17,8 +17,7 @@
 #define SNAPSHOTS_MAX 1000
 #define ROOTS_MAX 3
 
-/* "org/name" of the characters the hub allows. */
-static bool is_repo_id(const char *s) {
+bool dg_hub_is_repo_id(const char *s) {
     static const char *const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
     size_t org = strspn(s, allowed);
     if (org == 0 || org > 96 || s[0] == '.' || s[org] != '/')
@@ -90,7 +89,8 @@ static bool pick_snapshot(const char *repo, char best[PATH_BYTES], struct dg_err
         if (e->d_name[0] == '.' || !joined(path, snapshots, e->d_name) || stat(path, &sb) != 0 || !S_ISDIR(sb.st_mode))
             continue;
         seen++;
-        bool newer = sb.st_mtim.tv_sec > newest.tv_sec || (sb.st_mtim.tv_sec == newest.tv_sec && sb.st_mtim.tv_nsec > newest.tv_nsec);
+        bool newer =
+            sb.st_mtim.tv_sec > newest.tv_sec || (sb.st_mtim.tv_sec == newest.tv_sec && sb.st_mtim.tv_nsec > newest.tv_nsec);
         if ((found && !newer) || !is_complete(path, why))
             continue;
         found = true;
@@ -139,8 +139,8 @@ static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_err
                      why.code != DG_OK ? dg_error_text(&why) : "there is none", id);
     else
         st = DG_FAIL(err, DG_E_ARG, "%s is neither a folder nor in the Hugging Face cache (%s%s%s%s%s); run: hf download %s", id,
-                     n_roots > 0 ? root[0] : "no cache folder: HOME is not set", n_roots > 1 ? ", " : "", n_roots > 1 ? root[1] : "",
-                     n_roots > 2 ? ", " : "", n_roots > 2 ? root[2] : "", id);
+                     n_roots > 0 ? root[0] : "no cache folder: HOME is not set", n_roots > 1 ? ", " : "",
+                     n_roots > 1 ? root[1] : "", n_roots > 2 ? ", " : "", n_roots > 2 ? root[2] : "", id);
     dg_error_clear(&why);
     return st;
 }
@@ -154,9 +154,11 @@ static enum dg_status explain_file(const char *arg, struct dg_error *err) {
         close(fd);
     struct dg_clip c = dg_clip(arg, strlen(arg));
     if (got == 4 && memcmp(magic, "GGUF", 4) == 0)
-        return DG_FAIL(err, DG_E_ARG,
-                       "%s is a GGUF file; this engine reads safetensors checkpoints: hf download google/diffusiongemma-26B-A4B-it", c.s);
-    return DG_FAIL(err, DG_E_ARG, "%s is a file; give the folder that holds config.json and the weights, or a repo id (org/name)", c.s);
+        return DG_FAIL(
+            err, DG_E_ARG,
+            "%s is a GGUF file; this engine reads safetensors checkpoints: hf download google/diffusiongemma-26B-A4B-it", c.s);
+    return DG_FAIL(err, DG_E_ARG, "%s is a file; give the folder that holds config.json and the weights, or a repo id (org/name)",
+                   c.s);
 }
 
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) {
@@ -168,8 +170,22 @@ enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *
         *dir_out = dg_strndup(arg, strlen(arg));
         return *dir_out ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
     }
-    if (is_repo_id(arg))
+    if (dg_hub_is_repo_id(arg))
         return resolve_repo(arg, dir_out, err);
     return DG_FAIL(err, DG_E_ARG, "%s: no such folder; a model is a folder or a repo id such as google/diffusiongemma-26B-A4B-it",
                    *arg ? dg_clip(arg, strlen(arg)).s : "(empty)");
+}
+
+enum dg_status dg_hub_cache_repo(const char *id, char **dir_out, struct dg_error *err) {
+    char root[ROOTS_MAX][PATH_BYTES], repo[PATH_BYTES];
+    int org = (int)strcspn(id, "/");
+    *dir_out = NULL;
+    if (!dg_hub_is_repo_id(id))
+        return DG_FAIL(err, DG_E_ARG, "%s is no repo id (org/name)", dg_clip(id, strlen(id)).s);
+    if (list_roots(root) == 0)
+        return DG_FAIL(err, DG_E_ARG, "no cache folder is known: set HOME or HF_HOME, or give a folder");
+    if (snprintf(repo, sizeof repo, "%s/hub/models--%.*s--%s", root[0], org, id, id + org + 1) >= (int)sizeof repo)
+        return DG_FAIL(err, DG_E_ARG, "the path of the cache folder is too long");
+    *dir_out = dg_strndup(repo, strlen(repo));
+    return *dir_out ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
 }

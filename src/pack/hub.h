@@ -4,11 +4,19 @@
 
 #include "core/status.h"
 
-/* arg is a folder, used as it is, or a repo id ("org/name"): then the snapshot in the cache, searched in $DGQ_HF_HOME, $HF_HOME and
- * ~/.cache/huggingface in this order, each as hub/models--org--name/snapshots/REV or without the "hub/". The revision that refs/main
- * names is preferred, else the newest. A snapshot without config.json or with a missing or cut weight file is never chosen.
- * *dir_out: the folder, owned by the caller (dg_free); NULL on failure. Any thread, as long as no one changes the environment.
- * Errors: DG_E_ARG when nothing fits: the message says what arg is, where was searched, and the exact download command. */
+/* arg is a folder, used as it is, or a repo id ("org/name"): then the snapshot in the cache, searched in $DGQ_HF_HOME, $HF_HOME
+ * and
+ * ~/.cache/huggingface in this order, each as hub/models--org--name/snapshots/REV or without the "hub/". The revision that
+ * refs/main names is preferred, else the newest. A snapshot without config.json or with a missing or cut weight file is never
+ * chosen. *dir_out: the folder, owned by the caller (dg_free); NULL on failure. Any thread, as long as no one changes the
+ * environment. Errors: DG_E_ARG when nothing fits: the message says what arg is, where was searched, and the exact download
+ * command. */
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
+
+/* Whether arg has the form of a repo id: "org/name" of the characters the hub allows. */
+bool dg_hub_is_repo_id(const char *arg);
+/* The folder of a repo id in the first of those caches, hub/models--org--name, whether it is there or not: where a download goes.
+ * Owner: the caller (dg_free). Errors: DG_E_ARG when no cache folder is known or the path is too long, DG_E_NOMEM. */
+enum dg_status dg_hub_cache_repo(const char *id, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

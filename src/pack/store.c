@@ -134,7 +134,9 @@ enum dg_status dg_store_sort(struct dg_store *s, struct dg_error *err) {
 
 size_t dg_store_count(const struct dg_store *s) { return s->n; }
 
-struct dg_tensor *dg_store_at(struct dg_store *s, size_t i) { return &s->tensor[i]; }
+struct dg_tensor *dg_store_at(struct dg_store *s, size_t i) {
+    return &s->tensor[i];
+}
 
 struct dg_tensor *dg_store_find(struct dg_store *s, const char *name, size_t n) {
     size_t lo = 0, hi = s->n;

@@ -137,7 +137,7 @@ static int32_t repeat_row(const struct dg_commit_policy *p, const struct dg_comm
     for (int32_t i = 0; i < n; i++) {
         run = run > 0 && ids[i] == id ? run + 1 : 1;
         id = ids[i];
-        if (run > p->repeat_max && id != p->pad)
+        if (run > p->repeat_max)
             return i;
     }
     return n;
@@ -179,8 +179,13 @@ enum dg_status dg_commit_plan(const struct dg_commit_policy *p, struct dg_commit
     int32_t rows = b->p_max ? dg_commit_trim_row(p, b->ids, b->p_max, b->n) : b->n;
     scan_stop(p, t, b->ids, rows, &c);
     int32_t repeat = p->repeat_max > 0 ? repeat_row(p, t, b->ids, c.kept) : c.kept;
-    if (repeat < c.kept)
-        cut(&c, repeat, DG_END_REPEAT);
+    if (repeat < c.kept) {
+        /* a long run of padding is how a model that gave no stop token says that it has finished */
+        bool padding = b->ids[repeat] == p->pad;
+        while (padding && repeat > 0 && b->ids[repeat - 1] == p->pad)
+            repeat--;
+        cut(&c, repeat, padding ? DG_END_BLANK : DG_END_REPEAT);
+    }
     int64_t left = budget - t->kept;
     if (c.kept > left || (c.kept == left && c.end != DG_END_STOP))
         cut(&c, (int32_t)left, DG_END_LENGTH);

@@ -46,7 +46,7 @@ struct dg_commit_block {
 enum dg_turn_end {
     DG_END_NONE = 0, /* another block follows */
     DG_END_STOP,     /* a stop token */
-    DG_END_BLANK,    /* ws-guard: a block of white space or padding */
+    DG_END_BLANK,    /* ws-guard: a block of white space or padding; or a long run of padding */
     DG_END_REPEAT,   /* one token too often in a row */
     DG_END_LENGTH    /* the token budget, the blocks or the context are used up */
 };
@@ -98,10 +98,10 @@ enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct d
 /* Decides on one block and, unless it is to be run again, moves the turn on. budget: tokens the whole turn may hold.
  *
  * In this order: re-roll of a degenerate first block; trim; first stop among the rows left (behind the kept rows it ends the
- * turn; inside an unfinished tool call, with continue_past_stop, the block is only cut there); run of identical tokens (padding
- * apart), cut at the longest allowed; budget. A stop whose row is at most the budget is a stop, since nothing of the answer is
- * missing then; what comes first in the block decides the reason. ws-guard: kept rows of white space or padding only end the turn
- * when nothing else does.
+ * turn; inside an unfinished tool call, with continue_past_stop, the block is only cut there); run of identical tokens,
+ * cut at the longest allowed, or, of padding, before its first row in this block and as a blank end; budget. A stop whose row is
+ * at most the budget is a stop, since nothing of the answer is missing then; what comes first in the block decides the reason.
+ * ws-guard: kept rows of white space or padding only end the turn when nothing else does.
  *
  * Errors, with turn and out untouched: DG_E_ARG for an empty block, a turn without budget left, or an id outside the vocabulary.
  */

@@ -53,6 +53,7 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
         st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
     if (st == DG_OK)
         st = dg_planes_init(&s->planes, be, rows, err);
+    s->planes.attention = s->opts.attention;
     if (st == DG_OK) {
         size_t n = (size_t)c->canvas;
         s->entropy = dg_calloc(n, sizeof *s->entropy);

@@ -15,6 +15,7 @@ struct dg_session_opts {
     int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
     int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
+    struct dg_attention_opts attention; /* zeroed = dense and windowed */
 };
 
 struct dg_session {

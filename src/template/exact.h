@@ -1,9 +1,10 @@
 /* JSON documents with exact integers.
  *
- * A JSON integer may have any number of digits, and the prompt form prints them all; the JSON library stops at 64 bits. An integer
- * outside that range is therefore held as a JSON string of one NUL byte and the digits as they were spelled ("\0" "-123..."), the
- * "exact integer" below. Everything that asks for the type of a value that came from a client asks the functions here, so that
- * such a value counts as a number. A client can write this string itself; what it gets is the number it could have written. */
+ * A JSON integer may have any number of digits, and the prompt form prints them all; the JSON library stops at 64 bits. An
+ * integer outside that range is therefore held as a JSON string of one NUL byte and the digits as they were spelled ("\0"
+ * "-123..."), the "exact integer" below. Everything that asks for the type of a value that came from a client asks the
+ * functions here, so that such a value counts as a number. A client can write this string itself; what it gets is the number
+ * it could have written. */
 #ifndef DG_TEMPLATE_EXACT_H
 #define DG_TEMPLATE_EXACT_H
 

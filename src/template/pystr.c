@@ -180,7 +180,7 @@ static int shortest(double v, char *digits, int *point) {
     char t[40];
     for (int n = 1; n <= 17; n++) {
         snprintf(t, sizeof t, "%.*e", n - 1, v);
-        int m = 0, e = atoi(strchr(t, 'e') + 1);
+        int m = 0, e = (int)strtol(strchr(t, 'e') + 1, NULL, 10);
         for (const char *p = t; *p != 'e'; p++)
             if (*p >= '0' && *p <= '9')
                 digits[m++] = *p;
@@ -201,31 +201,24 @@ static int shortest(double v, char *digits, int *point) {
 
 void dg_py_float(double v, char out[40]) {
     if (isnan(v) || isinf(v)) {
-        strcpy(out, isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
+        snprintf(out, 40, "%s", isnan(v) ? "nan" : v < 0 ? "-inf" : "inf");
         return;
     }
-    char *o = out;
-    if (signbit(v))
-        *o++ = '-';
+    const char *sign = signbit(v) ? "-" : "";
     if (v == 0) {
-        strcpy(o, "0.0");
+        snprintf(out, 40, "%s0.0", sign);
         return;
     }
     char d[20];
     int point, n = shortest(fabs(v), d, &point);
     while (n > 1 && d[n - 1] == '0')
         n--;
-    if (point > -4 && point <= 16) {
-        if (point <= 0)
-            o += sprintf(o, "0.%.*s%.*s", -point, "0000", n, d);
-        else if (n > point)
-            o += sprintf(o, "%.*s.%.*s", point, d, n - point, d + point);
-        else
-            o += sprintf(o, "%.*s%.*s.0", n, d, point - n, "0000000000000000");
-    } else {
-        o += sprintf(o, "%c", d[0]);
-        if (n > 1)
-            o += sprintf(o, ".%.*s", n - 1, d + 1);
-        sprintf(o, "e%c%02d", point - 1 < 0 ? '-' : '+', abs(point - 1));
-    }
+    if (point > -4 && point <= 0)
+        snprintf(out, 40, "%s0.%.*s%.*s", sign, -point, "0000", n, d);
+    else if (point > 0 && point <= 16 && n > point)
+        snprintf(out, 40, "%s%.*s.%.*s", sign, point, d, n - point, d + point);
+    else if (point > 0 && point <= 16)
+        snprintf(out, 40, "%s%.*s%.*s.0", sign, n, d, point - n, "0000000000000000");
+    else
+        snprintf(out, 40, "%s%c%s%.*se%c%02d", sign, d[0], n > 1 ? "." : "", n - 1, d + 1, point - 1 < 0 ? '-' : '+', abs(point - 1));
 }

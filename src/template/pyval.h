@@ -11,7 +11,9 @@
 #define DG_PY_DEPTH_MAX 4096 /* nesting that str() and == follow */
 
 /* value['key'] on anything but undefined: NULL unless v is an object that has the key. */
-static inline const json_t *dg_py_get(const json_t *v, const char *key) { return json_is_object(v) ? json_object_get(v, key) : NULL; }
+static inline const json_t *dg_py_get(const json_t *v, const char *key) {
+    return json_is_object(v) ? json_object_get(v, key) : NULL;
+}
 /* Is v the text s? */
 bool dg_py_is(const json_t *v, const char *s);
 bool dg_py_truthy(const json_t *v);

@@ -128,7 +128,7 @@ static enum dg_status tool_calls(struct dg_writer *w, const json_t *calls) {
 /* <|tool_response>response:NAME{ */
 static enum dg_status open_response(struct dg_writer *w, const json_t *name) {
     if (!dg_json_is_text(name))
-        return DG_FAIL(w->err, DG_E_ARG, "no name for this tool result: give the tool_call_id of a call before it, or a \"name\"");
+        return DG_FAIL(w->err, DG_E_ARG, "no name for this tool result: give the tool_call_id of a call before it, or \"name\"");
     dg_writer_lit(w, "<|tool_response>response:");
     DG_TRY(dg_writer_value(w, name));
     dg_writer_lit(w, "{");

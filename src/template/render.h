@@ -1,11 +1,11 @@
 /* The Gemma 4 prompt form: chat messages and tool declarations to the text the model was trained on.
  *
- * The form is defined by the checkpoint's chat template; this is a second implementation of it, byte for byte, odd cases included:
- * values print as Python prints them, keys sort as Jinja's dictsort sorts them, and what the template drops is dropped. It repairs
- * nothing; message/prompt.h does that first. The text carries "<bos>" itself.
+ * The form is defined by the checkpoint's chat template; this is a second implementation of it, byte for byte, odd cases
+ * included: values print as Python prints them, keys sort as Jinja's dictsort sorts them, and what the template drops is
+ * dropped. It repairs nothing; message/prompt.h does that first. The text carries "<bos>" itself.
  *
- * Beside the text goes the list of its client bytes: everything that came out of `messages` or `tools`, whatever its kind. All
- * other bytes are the template's own, so a control token is real exactly where no byte of it lies in a client span. */
+ * Beside the text goes the list of its client bytes: everything that came out of `messages` or `tools`, whatever its kind.
+ * All other bytes are the template's own, so a control token is real exactly where no byte of it lies in a client span. */
 #ifndef DG_TEMPLATE_RENDER_H
 #define DG_TEMPLATE_RENDER_H
 

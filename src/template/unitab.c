@@ -1,6 +1,6 @@
-/* Unicode 14.0 tables behind the text rules of pystr.c: case mappings from UnicodeData.txt and SpecialCasing.txt (the ones that hold
- * in every language and context), and the characters Python's repr() escapes (categories Cc, Cf, Cs, Co, Cn, Zl, Zp, and Zs but
- * for the space). Data only; template_test pins them by a checksum over all code points. */
+/* Unicode 14.0 tables behind the text rules of pystr.c: case mappings from UnicodeData.txt and SpecialCasing.txt (the ones
+ * that hold in every language and context), and the characters Python's repr() escapes (categories Cc, Cf, Cs, Co, Cn, Zl,
+ * Zp, and Zs but for the space). Data only; template_test pins them by a checksum over all code points. */
 #include "template/unitab.h"
 
 const struct dg_unitab_range dg_unitab_lower[] = {

@@ -68,8 +68,8 @@ enum dg_status dg_decoder_finish(struct dg_decoder *d, struct dg_buf *out, struc
     return full(put_held(d, out), out, err);
 }
 
-enum dg_status dg_tokenizer_decode(const struct dg_tokenizer *t, const int32_t *ids, size_t n, bool skip_control, struct dg_buf *out,
-                                   struct dg_error *err) {
+enum dg_status dg_tokenizer_decode(const struct dg_tokenizer *t, const int32_t *ids, size_t n, bool skip_control,
+                                   struct dg_buf *out, struct dg_error *err) {
     struct dg_decoder d;
     size_t before = out->len;
     dg_decoder_init(&d, t, skip_control);

@@ -1,5 +1,5 @@
-/* Text to ids: control tokens are found in the raw text, what lies between them is cut where no merge can cross, and each piece is
- * merged by itself (merge.c); short pieces are remembered for the length of the call. */
+/* Text to ids: control tokens are found in the raw text, what lies between them is cut where no merge can cross, and each piece
+ * is merged by itself (merge.c); short pieces are remembered for the length of the call. */
 #include "core/mem.h"
 #include "core/utf8.h"
 #include "tokenizer/merge.h"
@@ -102,7 +102,7 @@ static size_t control_at(const struct encoder *e, size_t at, size_t limit, int32
 static enum dg_status encode_controls(struct encoder *e, const struct dg_span *client, size_t n_client) {
     size_t begin = 0, span = 0;
     for (size_t i = 0; i < e->n;) {
-        while (span < n_client && client[span].end <= i)
+        while (span < n_client && (client[span].end <= i || client[span].begin == client[span].end))
             span++;
         size_t limit = span < n_client ? client[span].begin : e->n;
         if (i >= limit) {
@@ -126,7 +126,8 @@ static enum dg_status encode_controls(struct encoder *e, const struct dg_span *c
 static enum dg_status check_text(const char *text, size_t n, struct dg_error *err) {
     const uint8_t *s = (const uint8_t *)text;
     if (n > DG_TOKENIZER_TEXT_MAX)
-        return DG_FAIL(err, DG_E_LIMIT, "a text of %zu bytes is too long, at most %zu are encoded at once", n, DG_TOKENIZER_TEXT_MAX);
+        return DG_FAIL(err, DG_E_LIMIT, "a text of %zu bytes is too long, at most %zu are encoded at once", n,
+                       DG_TOKENIZER_TEXT_MAX);
     for (size_t i = 0; i < n;) {
         uint64_t eight;
         if (n - i >= 8 && (memcpy(&eight, s + i, 8), (eight & 0x8080808080808080u) == 0)) {
@@ -173,8 +174,9 @@ enum dg_status dg_tokenizer_encode_spans(const struct dg_tokenizer *t, const cha
                                          size_t n_client, struct dg_ids *out, struct dg_error *err) {
     for (size_t i = 0, last = 0; i < n_client; i++) {
         if (client[i].begin < last || client[i].end < client[i].begin || client[i].end > n)
-            return DG_FAIL(err, DG_E_ARG, "client span %zu, bytes %zu to %zu, overlaps the one before it or leaves the text of %zu bytes",
-                           i, client[i].begin, client[i].end, n);
+            return DG_FAIL(err, DG_E_ARG,
+                           "client span %zu, bytes %zu to %zu, overlaps the one before it or leaves the text of %zu bytes", i,
+                           client[i].begin, client[i].end, n);
         last = client[i].end;
     }
     return encode(t, text, n, true, client, n_client, out, err);

@@ -63,7 +63,7 @@ static enum dg_status merge_short(const struct dg_tokenizer *t, const uint8_t *s
     return dg_ids_add(out, ids, count);
 }
 
-/* --- long stretches ------------------------------------------------------------------------------------------------------------ */
+/* --- long stretches -------------------------------------------------------------------------------------------------- */
 
 /* Sorts n keys by rank, keys of equal rank keeping their order (that of their index); tmp has room for n. Radix 256. */
 static void sort_by_rank(uint64_t *keys, uint64_t *tmp, size_t n, uint32_t rank_max) {

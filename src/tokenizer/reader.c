@@ -1,5 +1,5 @@
-/* Reads tokenizer.json in one pass over its bytes: the vocabulary and the merges token by token, the small parts around them through
- * jansson, compared as a whole with what this tokenizer does. */
+/* Reads tokenizer.json in one pass over its bytes: the vocabulary and the merges token by token, the small parts around them
+ * through jansson, compared as a whole with what this tokenizer does. */
 #include "core/jsonr.h"
 #include "core/mem.h"
 #include "tokenizer/tables.h"
@@ -8,10 +8,12 @@
 
 /* A part compared as a whole is a few hundred bytes; a longer one cannot be equal. */
 #define PART_BYTES_MAX ((size_t)1 << 20)
+/* Longest control token. It bounds the work at each byte of a text. */
+#define CONTROL_BYTES_MAX 256
 
 #define NORMALIZER "{\"type\":\"Replace\",\"pattern\":{\"String\":\" \"},\"content\":\"\u2581\"}"
 #define PRE_TOKENIZER "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"MergedWithPrevious\",\"invert\":false}"
-#define DECODER                                                                                      \
+#define DECODER                                                                                       \
     "{\"type\":\"Sequence\",\"decoders\":[{\"type\":\"Replace\",\"pattern\":{\"String\":\"\u2581\"}," \
     "\"content\":\" \"},{\"type\":\"ByteFallback\"},{\"type\":\"Fuse\"}]}"
 #define TEMPLATE_SINGLE "[{\"Sequence\":{\"id\":\"A\",\"type_id\":0}}]"
@@ -42,7 +44,9 @@ const char *dg_tok_show(char dst[64], const char *s, size_t n) {
     return dst;
 }
 
-static enum dg_status no_memory(struct reader *rd) { return DG_FAIL(rd->err, DG_E_NOMEM, "no memory for the tokenizer's tables"); }
+static enum dg_status no_memory(struct reader *rd) {
+    return DG_FAIL(rd->err, DG_E_NOMEM, "no memory for the tokenizer's tables");
+}
 
 /* The document is not what it should be here: broken JSON if that is why, otherwise `what` was expected. */
 static enum dg_status broken(struct reader *rd, const char *what) {
@@ -89,7 +93,7 @@ static enum dg_status read_id(struct reader *rd, const char *what, int32_t *id) 
     return DG_OK;
 }
 
-/* --- vocabulary ---------------------------------------------------------------------------------------------------------------- */
+/* --- vocabulary ------------------------------------------------------------------------------------------------------ */
 
 /* Sorts the entries, read in file order, by id. */
 static enum dg_status order_by_id(struct reader *rd, const int32_t *ids, size_t n) {
@@ -105,7 +109,8 @@ static enum dg_status order_by_id(struct reader *rd, const int32_t *ids, size_t 
         size_t id = (size_t)ids[i];
         dg_tok_show(name, t->blob + p->at, p->len);
         if (id >= n)
-            st = DG_FAIL(rd->err, DG_E_FORMAT, "entry %s has id %zu, but %zu entries must have the ids 0 to %zu", name, id, n, n - 1);
+            st = DG_FAIL(rd->err, DG_E_FORMAT, "entry %s has id %zu, but %zu entries must have the ids 0 to %zu", name, id, n,
+                         n - 1);
         else if (seen[id])
             st = DG_FAIL(rd->err, DG_E_FORMAT, "entries %s and %s both have id %zu",
                          dg_tok_show(other, t->blob + by_id[id].at, by_id[id].len), name, id);
@@ -161,7 +166,7 @@ done:
     return st;
 }
 
-/* --- merges -------------------------------------------------------------------------------------------------------------------- */
+/* --- merges ---------------------------------------------------------------------------------------------------------- */
 
 /* Current string into scratch at `at`; its length in *n. */
 static enum dg_status scratch_text(struct reader *rd, size_t at, size_t *n) {
@@ -174,62 +179,109 @@ static enum dg_status scratch_text(struct reader *rd, size_t at, size_t *n) {
 }
 
 /* The older spelling "left right": drops the space from scratch. */
-static enum dg_status split_pair(struct reader *rd, size_t *left, size_t *right) {
+static enum dg_status split_pair(struct reader *rd, size_t at, size_t *left, size_t *right) {
     size_t n;
-    DG_TRY(scratch_text(rd, 0, &n));
-    char *space = memchr(rd->scratch, ' ', n);
-    if (!space || memchr(space + 1, ' ', (size_t)(rd->scratch + n - space - 1)))
+    DG_TRY(scratch_text(rd, at, &n));
+    char *s = rd->scratch + at, *space = memchr(s, ' ', n);
+    if (!space || memchr(space + 1, ' ', (size_t)(s + n - space - 1)))
         return broken(rd, "a merge written as one string must hold two parts and one space");
-    *left = (size_t)(space - rd->scratch);
+    *left = (size_t)(space - s);
     *right = n - *left - 1;
     memmove(space, space + 1, *right);
     return DG_OK;
 }
 
-static enum dg_status read_merges(struct reader *rd) {
+/* One merge, its first token read, into scratch at `at`: the left part's bytes, then the right part's. */
+static enum dg_status read_pair(struct reader *rd, enum dg_json_token tok, size_t at, size_t *left, size_t *right) {
+    if (tok == DG_JSON_STRING)
+        DG_TRY(split_pair(rd, at, left, right));
+    else {
+        if (tok != DG_JSON_ARRAY || dg_jsonr_next(&rd->r) != DG_JSON_STRING)
+            return broken(rd, "a merge must be two strings");
+        DG_TRY(scratch_text(rd, at, left));
+        if (dg_jsonr_next(&rd->r) != DG_JSON_STRING)
+            return broken(rd, "a merge must be two strings");
+        DG_TRY(scratch_text(rd, at + *left, right));
+        if (dg_jsonr_next(&rd->r) != DG_JSON_ARRAY_END)
+            return broken(rd, "a merge must be two strings");
+    }
+    return *left && *right ? DG_OK : broken(rd, "a merge has an empty part");
+}
+
+/* Every merge takes three look-ups in tables far larger than the processor's caches. Doing them for a batch, step by step, lets
+ * the memory work on all of them at once; it halves the time to load. */
+struct batch {
+    size_t n;
+    struct pair {
+        size_t at, len[3]; /* left, right, product: in scratch, the product being both */
+        uint64_t hash[3];
+    } pairs[32];
+};
+
+static const char *pair_text(const struct reader *rd, const struct pair *p, int part) {
+    return rd->scratch + p->at + (part == 1 ? p->len[0] : 0);
+}
+
+static enum dg_status resolve(struct reader *rd, struct batch *b) {
     struct dg_tok_source *src = rd->src;
     const struct dg_tokenizer *t = src->t;
-    enum dg_json_token tok;
-    char name[64];
-    if (dg_jsonr_next(&rd->r) != DG_JSON_ARRAY)
-        return broken(rd, "model.merges must be an array");
-    for (size_t rank = 0; (tok = dg_jsonr_next(&rd->r)) != DG_JSON_ARRAY_END; rank++) {
-        size_t left = 0, right = 0;
-        if (tok == DG_JSON_ARRAY) {
-            if (dg_jsonr_next(&rd->r) != DG_JSON_STRING)
-                return broken(rd, "a merge must be two strings");
-            DG_TRY(scratch_text(rd, 0, &left));
-            if (dg_jsonr_next(&rd->r) != DG_JSON_STRING)
-                return broken(rd, "a merge must be two strings");
-            DG_TRY(scratch_text(rd, left, &right));
-            if (dg_jsonr_next(&rd->r) != DG_JSON_ARRAY_END)
-                return broken(rd, "a merge must be two strings");
-        } else if (tok == DG_JSON_STRING)
-            DG_TRY(split_pair(rd, &left, &right));
-        else
-            return broken(rd, "a merge must be two strings or one");
-        if (left == 0 || right == 0)
-            return broken(rd, "a merge has an empty part");
-        if (rank >= DG_TOK_NO_RANK / 4)
-            return DG_FAIL(rd->err, DG_E_LIMIT, "model.merges has more than %u merges", DG_TOK_NO_RANK / 4);
-        const char *s = rd->scratch, *missing = s;
-        size_t n_missing = left;
-        struct dg_tok_triple m = {dg_tok_find(t, s, left), dg_tok_find(t, s + left, right), dg_tok_find(t, s, left + right)};
-        if (m.left >= 0)
-            missing = m.right < 0 ? s + left : s, n_missing = m.right < 0 ? right : left + right;
-        if (m.left < 0 || m.right < 0 || m.product < 0)
-            return DG_FAIL(rd->err, DG_E_FORMAT, "merge %zu needs %s, which is not in the vocabulary", rank,
-                           dg_tok_show(name, missing, n_missing));
-        void *triples = src->triples;
-        if (!room(&triples, &src->triples_cap, src->n_triples, rank + 1, sizeof m))
-            return no_memory(rd);
-        src->triples = triples;
-        src->triples[src->n_triples++] = m;
+    void *triples = src->triples;
+    if (!room(&triples, &src->triples_cap, src->n_triples, src->n_triples + b->n, sizeof *src->triples))
+        return no_memory(rd);
+    src->triples = triples;
+    for (size_t i = 0; i < 3 * b->n; i++) {
+        const struct dg_tok_slot *slot = &t->slots[(uint32_t)b->pairs[i / 3].hash[i % 3] & t->slot_mask];
+        if (slot->id1)
+            __builtin_prefetch(&t->pieces[slot->id1 - 1]);
     }
+    for (size_t i = 0; i < 3 * b->n; i++) {
+        const struct dg_tok_slot *slot = &t->slots[(uint32_t)b->pairs[i / 3].hash[i % 3] & t->slot_mask];
+        if (slot->id1)
+            __builtin_prefetch(t->blob + t->pieces[slot->id1 - 1].at);
+    }
+    for (size_t i = 0; i < b->n; i++) {
+        const struct pair *p = &b->pairs[i];
+        int32_t ids[3];
+        for (int part = 0; part < 3; part++) {
+            char name[64];
+            const char *s = pair_text(rd, p, part);
+            ids[part] = dg_tok_find_hashed(t, s, p->len[part], p->hash[part]);
+            if (ids[part] < 0)
+                return DG_FAIL(rd->err, DG_E_FORMAT, "merge %zu needs the entry %s, which is not in the vocabulary",
+                               src->n_triples, dg_tok_show(name, s, p->len[part]));
+        }
+        src->triples[src->n_triples++] = (struct dg_tok_triple){ids[0], ids[1], ids[2]};
+    }
+    b->n = 0;
     return DG_OK;
 }
 
-/* --- the small parts ----------------------------------------------------------------------------------------------------------- */
+static enum dg_status read_merges(struct reader *rd) {
+    const struct dg_tokenizer *t = rd->src->t;
+    struct batch b = {0};
+    enum dg_json_token tok;
+    size_t used = 0;
+    if (dg_jsonr_next(&rd->r) != DG_JSON_ARRAY)
+        return broken(rd, "model.merges must be an array");
+    while ((tok = dg_jsonr_next(&rd->r)) != DG_JSON_ARRAY_END) {
+        struct pair *p = &b.pairs[b.n++];
+        p->at = used;
+        DG_TRY(read_pair(rd, tok, used, &p->len[0], &p->len[1]));
+        p->len[2] = p->len[0] + p->len[1];
+        used += p->len[2];
+        for (int part = 0; part < 3; part++) {
+            p->hash[part] = dg_tok_hash(t->seed, pair_text(rd, p, part), p->len[part]);
+            __builtin_prefetch(&t->slots[(uint32_t)p->hash[part] & t->slot_mask]);
+        }
+        if (b.n == sizeof b.pairs / sizeof *b.pairs) {
+            DG_TRY(resolve(rd, &b));
+            used = 0;
+        }
+    }
+    return resolve(rd, &b);
+}
+
+/* --- the small parts ------------------------------------------------------------------------------------------------- */
 
 /* Next value of the document as a tree; owner: the caller. */
 static enum dg_status read_part(struct reader *rd, const char *name, json_t **out) {
@@ -253,14 +305,18 @@ static bool equals(const json_t *have, const char *want) {
 
 static enum dg_status unsupported(struct reader *rd, const char *name, const json_t *v, const char *does) {
     const char *type = json_string_value(json_object_get(v, "type"));
-    return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s%s%.40s%s is not supported; this tokenizer %s", name, type ? " of type \"" : "",
-                   type ? type : "", type ? "\"" : json_is_null(v) ? " null" : " as written", does);
+    if (type)
+        return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s of type \"%.40s\" is not supported as written; this tokenizer %s", name, type,
+                       does);
+    return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "%s%s is not supported; this tokenizer %s", name,
+                   json_is_null(v) ? " null" : " as written", does);
 }
 
 static enum dg_status read_normalizer(struct reader *rd) {
     json_t *v = NULL;
     DG_TRY(read_part(rd, "normalizer", &v));
-    enum dg_status st = equals(v, NORMALIZER) ? DG_OK : unsupported(rd, "normalizer", v, "replaces U+0020 by U+2581 and nothing else");
+    enum dg_status st =
+        equals(v, NORMALIZER) ? DG_OK : unsupported(rd, "normalizer", v, "replaces U+0020 by U+2581 and nothing else");
     json_decref(v);
     return st;
 }
@@ -281,7 +337,8 @@ static enum dg_status read_post_processor(struct reader *rd) {
     DG_TRY(read_part(rd, "post_processor", &v));
     const char *type = json_string_value(json_object_get(v, "type"));
     enum dg_status st = DG_OK;
-    if (!json_is_null(v) && !(type && strcmp(type, "TemplateProcessing") == 0 && equals(json_object_get(v, "single"), TEMPLATE_SINGLE)))
+    if (!json_is_null(v) &&
+        !(type && strcmp(type, "TemplateProcessing") == 0 && equals(json_object_get(v, "single"), TEMPLATE_SINGLE)))
         st = unsupported(rd, "post_processor", v, "adds no tokens to a text (Gemma 3 adds <bos>: use a Gemma 4 file)");
     json_decref(v);
     return st;
@@ -331,8 +388,12 @@ static enum dg_status read_added_token(struct reader *rd) {
         return broken(rd, "an added token must be an object");
     if (a.id < 0 || !have_text || a.text.len == 0)
         return broken(rd, "an added token needs an id and a text");
+    if (a.text.len > CONTROL_BYTES_MAX)
+        return DG_FAIL(rd->err, DG_E_LIMIT, "added token %d has %u bytes, at most %d are allowed", a.id, a.text.len,
+                       CONTROL_BYTES_MAX);
     if (!special)
-        return DG_FAIL(rd->err, DG_E_UNSUPPORTED, "added token %s is not special; this tokenizer does control tokens only (Gemma 4)",
+        return DG_FAIL(rd->err, DG_E_UNSUPPORTED,
+                       "added token %s is not special; this tokenizer does control tokens only (Gemma 4)",
                        dg_tok_show(name, src->t->blob + a.text.at, a.text.len));
     void *added = src->added;
     if (!room(&added, &src->added_cap, src->n_added, src->n_added + 1, sizeof a))
@@ -362,7 +423,7 @@ static enum dg_status read_version(struct reader *rd) {
     return DG_OK;
 }
 
-/* --- model and document -------------------------------------------------------------------------------------------------------- */
+/* --- model and document ---------------------------------------------------------------------------------------------- */
 
 /* model.name must be one of the literals in `want` (NULL-terminated). */
 static enum dg_status read_flag(struct reader *rd, const char *name, const char *const *want) {

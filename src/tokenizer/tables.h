@@ -117,18 +117,19 @@ static inline uint32_t dg_tok_rank(const struct dg_tokenizer *t, int32_t left, i
     }
 }
 
+static inline int dg_tok_hex(char c) {
+    if (c >= '0' && c <= '9')
+        return c - '0';
+    c |= 32; /* lower case */
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
 /* Value of an entry spelled like "<0x0A>", or -1. */
 static inline int dg_tok_byte_value(const char *s, size_t n) {
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>')
         return -1;
-    int v = 0;
-    for (int i = 3; i < 5; i++) {
-        int c = s[i], d = c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-        if (d < 0)
-            return -1;
-        v = v << 4 | d;
-    }
-    return v;
+    int high = dg_tok_hex(s[3]), low = dg_tok_hex(s[4]);
+    return high < 0 || low < 0 ? -1 : high << 4 | low;
 }
 
 /* What a loader gathers besides the tokenizer itself; reader.c fills it from the file, build.c turns it into tables. */

@@ -1,13 +1,13 @@
 /* Text to token ids and back, from a tokenizer.json of the Gemma 4 family.
  *
- * Model: byte-pair encoding over Unicode characters. U+0020 becomes U+2581; a character without an entry becomes the tokens of its
- * UTF-8 bytes; of all neighbours that have a merge the one of lowest rank goes first, leftmost on a tie. Nothing splits words, so the
- * merges run over whole lines; time is near-linear in the text whatever it holds. The "added tokens" of the file are the control
- * tokens: where they are matched, they are matched in the raw text before anything else.
+ * Model: byte-pair encoding over Unicode characters. U+0020 becomes U+2581; a character without an entry becomes the tokens of
+ * its UTF-8 bytes; of all neighbours that have a merge the one of lowest rank goes first, leftmost on a tie. Nothing splits
+ * words, so the merges run over whole lines; time is near-linear in the text whatever it holds. The "added tokens" of the file
+ * are the control tokens: where they are matched, they are matched in the raw text before anything else.
  *
  * A file that asks for anything else (another model, normalizer, decoder, a template that adds tokens) is refused by name. A
- * tokenizer never changes after opening and any number of threads may use it. Sources: the tokenizer.json format, version "1.0"; ids,
- * plain ids and decodes are pinned by tests/data/tokenizer_vectors.json. */
+ * tokenizer never changes after opening and any number of threads may use it. Sources: the tokenizer.json format, version "1.0";
+ * ids, plain ids and decodes are pinned by tests/data/tokenizer_vectors.json. */
 #ifndef DG_TOKENIZER_TOKENIZER_H
 #define DG_TOKENIZER_TOKENIZER_H
 
@@ -17,7 +17,7 @@
 #include "core/status.h"
 
 /* Largest tokenizer.json read, and largest text encoded at once, in bytes. */
-#define DG_TOKENIZER_FILE_MAX ((size_t)1 << 30)
+#define DG_TOKENIZER_FILE_MAX ((size_t)1 << 28)
 #define DG_TOKENIZER_TEXT_MAX ((size_t)1 << 28)
 
 struct dg_tokenizer;
@@ -35,7 +35,8 @@ int32_t dg_tokenizer_size(const struct dg_tokenizer *t);
 int32_t dg_tokenizer_find(const struct dg_tokenizer *t, const char *piece);
 /* Whether id is a control token; false for an id out of range. */
 bool dg_tokenizer_is_control(const struct dg_tokenizer *t, int32_t id);
-/* Spelling of an entry as in the file, *len bytes of UTF-8 without a NUL after them; NULL for an id out of range. Borrowed from t. */
+/* Spelling of an entry as in the file, *len bytes of UTF-8 without a NUL after them, borrowed from t; NULL for an id out of
+ * range. */
 const char *dg_tokenizer_piece(const struct dg_tokenizer *t, int32_t id, size_t *len);
 
 /* Appends the ids of n bytes of UTF-8 (NUL is a character like any other) to out. control: whether spellings of control tokens
@@ -44,21 +45,22 @@ const char *dg_tokenizer_piece(const struct dg_tokenizer *t, int32_t id, size_t 
 enum dg_status dg_tokenizer_encode(const struct dg_tokenizer *t, const char *text, size_t n, bool control, struct dg_ids *out,
                                    struct dg_error *err) DG_MUST_CHECK;
 
-/* Like dg_tokenizer_encode with control tokens, except that a spelling which touches any byte of a client span stays ordinary text,
- * merging with its neighbours as such. So text that holds no such spelling gets the ids of the plain call, and untrusted text can
- * neither contain a control token nor complete one together with what surrounds it. client: n_client spans in ascending order that do
- * not overlap and end inside the text (else DG_E_ARG); empty ones protect nothing. */
+/* Like dg_tokenizer_encode with control tokens, except that a spelling which touches any byte of a client span stays ordinary
+ * text, merging with its neighbours as such. So text that holds no such spelling gets the ids of the plain call, and untrusted
+ * text can neither contain a control token nor complete one together with what surrounds it. client: n_client spans in ascending
+ * order that do not overlap and end inside the text (else DG_E_ARG); empty ones protect nothing. */
 enum dg_status dg_tokenizer_encode_spans(const struct dg_tokenizer *t, const char *text, size_t n, const struct dg_span *client,
                                          size_t n_client, struct dg_ids *out, struct dg_error *err) DG_MUST_CHECK;
 
-/* Appends the text of n ids to out: always valid UTF-8. A run of byte tokens is the text it spells when the whole run is valid UTF-8,
- * otherwise one U+FFFD per byte. skip_control drops control tokens first, so byte runs on both sides of one join. On failure out
- * holds what it held before. Errors: DG_E_ARG for an id out of range, DG_E_LIMIT (out's maximum), DG_E_NOMEM. */
-enum dg_status dg_tokenizer_decode(const struct dg_tokenizer *t, const int32_t *ids, size_t n, bool skip_control, struct dg_buf *out,
-                                   struct dg_error *err) DG_MUST_CHECK;
+/* Appends the text of n ids to out: always valid UTF-8. A run of byte tokens is the text it spells when the whole run is valid
+ * UTF-8, otherwise one U+FFFD per byte. skip_control drops control tokens first, so byte runs on both sides of one join. On
+ * failure out holds what it held before. Errors: DG_E_ARG for an id out of range, DG_E_LIMIT (out's maximum), DG_E_NOMEM. */
+enum dg_status dg_tokenizer_decode(const struct dg_tokenizer *t, const int32_t *ids, size_t n, bool skip_control,
+                                   struct dg_buf *out, struct dg_error *err) DG_MUST_CHECK;
 
-/* Decodes ids as they come. What all calls append together is what dg_tokenizer_decode gives for all ids, and each call appends valid
- * UTF-8: a run of byte tokens is held back until another token or the end shows that it is complete. One thread at a time. */
+/* Decodes ids as they come. What all calls append together is what dg_tokenizer_decode gives for all ids, and each call appends
+ * valid UTF-8: a run of byte tokens is held back until another token or the end shows that it is complete. One thread at a time.
+ */
 struct dg_decoder {
     const struct dg_tokenizer *t;
     bool skip_control;

@@ -27,7 +27,7 @@ for src in "$DG_ROOT"/tests/data/oracle/*/; do
 done
 [ -n "$dirs" ] || { echo "not ok - no oracle folder under tests/data/oracle"; exit 1; }
 
-for prog in sampler_replay; do
+for prog in oracle_parity; do
     log=$DG_BUILD/test-logs/$prog.out
     mkdir -p "$(dirname "$log")"
     # shellcheck disable=SC2086

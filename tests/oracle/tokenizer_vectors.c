@@ -5,8 +5,8 @@
  *                    g4_plain (ids with matching off; else g4), decode (text of g4; else text), decode_skip (the same without
  *                    control tokens; else decode)
  *   decode_vectors[] id, name, ids, text, text_skip
- * Besides these, every text is encoded as one client span (must equal the plain ids) and as one trusted text through the span call
- * (must equal g4), and every decode is repeated one id at a time. Prints each category with its failures; the last line is
+ * Besides these, every text is encoded as one client span (must equal the plain ids) and as one trusted text through the span
+ * call (must equal g4), and every decode is repeated one id at a time. Prints each category with its failures; the last line is
  * "N passed, N failed". */
 #include "tokenizer/tokenizer.h"
 
@@ -71,7 +71,8 @@ static struct dg_ids ids_of(const json_t *a) {
 }
 
 enum how { CONTROL, PLAIN, TRUSTED_SPANS, CLIENT_SPAN };
-static const char *const how_names[] = {"ids", "plain ids", "ids without client spans", "ids with the whole text as a client span"};
+static const char *const how_names[] = {"ids", "plain ids", "ids without client spans",
+                                        "ids with the whole text as a client span"};
 
 static void check_encode(const char *id, struct category *c, const char *text, size_t n, enum how how, const json_t *want_ids) {
     struct dg_ids want = ids_of(want_ids), got;
@@ -135,7 +136,8 @@ static void check_vector(const json_t *v) {
     const char *id = json_string_value(json_object_get(v, "id"));
     const json_t *text = json_object_get(v, "text"), *g4 = json_object_get(v, "g4");
     const json_t *plain = first_of(json_object_get(v, "g4_plain"), g4);
-    const json_t *whole = first_of(json_object_get(v, "decode"), text), *skip = first_of(json_object_get(v, "decode_skip"), whole);
+    const json_t *whole = first_of(json_object_get(v, "decode"), text),
+                 *skip = first_of(json_object_get(v, "decode_skip"), whole);
     struct category *c = category(json_string_value(json_object_get(v, "cat")));
     const char *s = json_string_value(text);
     size_t n = json_string_length(text);

@@ -13,8 +13,21 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-const struct mk_shape mk_tiny = {.vocab = 160, .hidden = 32, .layers = 3, .heads = 4, .kv = 2, .hd = 8, .full_kv = 1, .full_hd = 16,
-                                 .inter = 48, .experts = 4, .topk = 2, .moe = 16, .canvas = 16, .window = 8, .full = 1u << 2};
+const struct mk_shape mk_tiny = {.vocab = 160,
+                                 .hidden = 32,
+                                 .layers = 3,
+                                 .heads = 4,
+                                 .kv = 2,
+                                 .hd = 8,
+                                 .full_kv = 1,
+                                 .full_hd = 16,
+                                 .inter = 48,
+                                 .experts = 4,
+                                 .topk = 2,
+                                 .moe = 16,
+                                 .canvas = 16,
+                                 .window = 8,
+                                 .full = 1u << 2};
 
 static void die(const char *what) {
     fprintf(stderr, "mkckpt: %s: %s\n", what, strerror(errno));
@@ -75,7 +88,8 @@ void mk_set(struct mk_tensor *t, size_t i, float v) {
         memcpy(t->data + 2 * i, &h, 2);
 }
 
-static struct mk_tensor *add(struct mk_ckpt *c, const char *name, const char *dtype, size_t size, int rank, const int64_t *shape) {
+static struct mk_tensor *add(struct mk_ckpt *c, const char *name, const char *dtype, size_t size, int rank,
+                             const int64_t *shape) {
     if (c->n == c->cap) {
         c->cap = c->cap ? 2 * c->cap : 64;
         c->t = must(realloc(c->t, (size_t)c->cap * sizeof *c->t));
@@ -140,8 +154,12 @@ static void build_layer(struct mk_ckpt *c, const char *dtype, int l) {
     mat(&w, "self_attn.o_proj.weight", 0, h, q);
     vec(&w, "self_attn.q_norm.weight", hd, 1, 0.2f);
     vec(&w, "self_attn.k_norm.weight", hd, 1, 0.2f);
-    static const char *const norms[] = {"input_layernorm",           "post_attention_layernorm",     "pre_feedforward_layernorm",
-                                        "pre_feedforward_layernorm_2", "post_feedforward_layernorm",   "post_feedforward_layernorm_1",
+    static const char *const norms[] = {"input_layernorm",
+                                        "post_attention_layernorm",
+                                        "pre_feedforward_layernorm",
+                                        "pre_feedforward_layernorm_2",
+                                        "post_feedforward_layernorm",
+                                        "post_feedforward_layernorm_1",
                                         "post_feedforward_layernorm_2"};
     for (size_t i = 0; i < sizeof norms / sizeof *norms; i++) {
         char name[64];
@@ -162,13 +180,15 @@ static void build_layer(struct mk_ckpt *c, const char *dtype, int l) {
 
 static char *config_text(const struct mk_shape *s, bool per_layer) {
     struct text t = {0};
-    put(&t, "{\"architectures\": [\"DiffusionGemmaForBlockDiffusion\"], \"model_type\": \"diffusion_gemma\", \"canvas_length\": %d,\n",
+    put(&t,
+        "{\"architectures\": [\"DiffusionGemmaForBlockDiffusion\"], \"model_type\": \"diffusion_gemma\", \"canvas_length\": "
+        "%d,\n",
         s->canvas);
     put(&t, "\"eos_token_id\": [1, 106], \"tie_word_embeddings\": true, \"vision_config\": null, \"text_config\": {\n");
-    put(&t, "\"model_type\": \"diffusion_gemma_text\", \"vocab_size\": %d, \"hidden_size\": %d, \"intermediate_size\": %d,\n", s->vocab, s->hidden,
-        s->inter);
-    put(&t, "\"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"num_key_value_heads\": %d, \"head_dim\": %d,\n", s->layers, s->heads,
-        s->kv, s->hd);
+    put(&t, "\"model_type\": \"diffusion_gemma_text\", \"vocab_size\": %d, \"hidden_size\": %d, \"intermediate_size\": %d,\n",
+        s->vocab, s->hidden, s->inter);
+    put(&t, "\"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"num_key_value_heads\": %d, \"head_dim\": %d,\n", s->layers,
+        s->heads, s->kv, s->hd);
     if (per_layer) {
         const char *sep = "";
         put(&t, "\"per_layer_config\": {");
@@ -180,15 +200,17 @@ static char *config_text(const struct mk_shape *s, bool per_layer) {
         put(&t, "},\n");
     } else
         put(&t, "\"global_head_dim\": %d, \"num_global_key_value_heads\": %d,\n", s->full_hd, s->full_kv);
-    put(&t, "\"num_experts\": %d, \"top_k_experts\": %d, \"moe_intermediate_size\": %d, \"sliding_window\": %d,\n", s->experts, s->topk, s->moe,
-        s->window);
+    put(&t, "\"num_experts\": %d, \"top_k_experts\": %d, \"moe_intermediate_size\": %d, \"sliding_window\": %d,\n", s->experts,
+        s->topk, s->moe, s->window);
     put(&t, "\"final_logit_softcapping\": 30.0, \"rms_norm_eps\": 1e-06, \"hidden_activation\": \"gelu_pytorch_tanh\",\n");
-    put(&t, "\"attention_bias\": false, \"max_position_embeddings\": 4096, \"pad_token_id\": 0, \"bos_token_id\": 2, \"eos_token_id\": 1,\n");
+    put(&t, "\"attention_bias\": false, \"max_position_embeddings\": 4096, \"pad_token_id\": 0, \"bos_token_id\": 2, "
+            "\"eos_token_id\": 1,\n");
     put(&t, "\"layer_types\": [");
     for (int l = 0; l < s->layers; l++)
         put(&t, "%s\"%s_attention\"", l ? ", " : "", s->full >> l & 1 ? "full" : "sliding");
-    put(&t, "],\n\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1000000.0, \"rope_type\": \"proportional\", "
-            "\"partial_rotary_factor\": 0.25},\n\"sliding_attention\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"}}}}\n");
+    put(&t,
+        "],\n\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1000000.0, \"rope_type\": \"proportional\", "
+        "\"partial_rotary_factor\": 0.25},\n\"sliding_attention\": {\"rope_theta\": 10000.0, \"rope_type\": \"default\"}}}}\n");
     return t.s;
 }
 
@@ -204,9 +226,10 @@ void mk_build(struct mk_ckpt *c, const struct mk_shape *s, const char *dtype, bo
     for (int l = 0; l < s->layers; l++)
         build_layer(c, dtype, l);
     c->config = config_text(s, per_layer);
-    c->generation = must(strdup("{\"eos_token_id\": [1, 106, 50], \"bos_token_id\": 2, \"pad_token_id\": 0, \"max_denoising_steps\": 12,\n"
-                                "\"sampler_config\": {\"_cls_name\": \"EntropyBoundSamplerConfig\", \"entropy_bound\": 0.2}, \"t_min\": 0.3,\n"
-                                "\"t_max\": 0.9, \"stability_threshold\": 2, \"confidence_threshold\": 0.01}\n"));
+    c->generation = must(
+        strdup("{\"eos_token_id\": [1, 106, 50], \"bos_token_id\": 2, \"pad_token_id\": 0, \"max_denoising_steps\": 12,\n"
+               "\"sampler_config\": {\"_cls_name\": \"EntropyBoundSamplerConfig\", \"entropy_bound\": 0.2}, \"t_min\": 0.3,\n"
+               "\"t_max\": 0.9, \"stability_threshold\": 2, \"confidence_threshold\": 0.01}\n"));
 }
 
 void mk_free(struct mk_ckpt *c) {

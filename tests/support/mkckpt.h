@@ -26,7 +26,7 @@ struct mk_ckpt {
     struct mk_shape shape;
     struct mk_tensor *t;
     int n, cap;
-    int pad;                  /* spaces after the JSON header, which move every tensor's address */
+    int pad;                   /* spaces after the JSON header, which move every tensor's address */
     char *config, *generation; /* malloc; generation may be NULL: no file */
     uint64_t rng;
 };
@@ -46,7 +46,8 @@ void mk_drop(struct mk_ckpt *c, const char *name);
 float mk_value(const struct mk_tensor *t, size_t i);
 void mk_set(struct mk_tensor *t, size_t i, float v);
 
-/* The bytes of shard `shard` as a safetensors file (malloc); -1 = all tensors. Tensors follow each other in the order of the list. */
+/* The bytes of shard `shard` as a safetensors file (malloc); -1 = all tensors. Tensors follow each other in the order of the
+ * list. */
 uint8_t *mk_file(const struct mk_ckpt *c, int shard, size_t *n);
 /* Writes config.json, generation_config.json and the weights: model.safetensors for n_shards = 0, else shards and their index. */
 void mk_write(struct mk_ckpt *c, const char *dir, int n_shards);

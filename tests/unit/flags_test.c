@@ -32,63 +32,46 @@ static int drop(void **state) {
 
 static void defaults(void **state) {
     (void)state;
-    assert_true(f.attn_window && f.attn_topk && f.attn_topk_dyn && f.attn_topk_decode);
+    assert_true(f.attn_window && !f.attn_topk && f.attn_topk_dyn && f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 64);
     assert_true(f.commit_conf_trim == 0.9 && f.commit_conf_hard == 0);
-    assert_false(f.continue_past_stop || f.ws_block_stop || f.freeze || f.reference_stops || f.kv_q8 || f.tool_validate ||
-                 f.tool_repair);
-    assert_true(f.denoiser_argmax && f.sc_sparse && f.kv_reuse && f.serve_tool_continuation && f.check_logits);
+    assert_false(f.continue_past_stop || f.ws_block_stop || f.freeze || f.reference_stops);
+    assert_true(f.denoiser_argmax && f.sc_sparse);
     assert_true(f.early_stop_mean_ent == 0.05);
     assert_int_equal(f.empty_reply_retry, 3);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_SEED);
-    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_UNSET);
-    assert_int_equal(f.fast_prefill_max, 0);
     assert_int_equal(f.kv_ring, 4096);
-    assert_false(f.delim_check);
     assert_null(f.hf_home);
-    assert_null(f.cpu);
-    assert_null(f.api_key);
     assert_null(f.model);
     assert_null(f.trace_pmax_jsonl);
-    assert_null(f.delim_check_jsonl);
 }
 
-/* The names of reference.md section 8, each with a valid value that is not its default. */
+/* Every switch, each with a valid value that is not its default. */
 static void every_flag_loads(void **state) {
     (void)state;
-    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=0", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128",
+    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=1", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128",
                           "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
                           "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
-                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_FAST_PREFILL=1", "DGQ_FAST_PREFILL_MAX=2147483647",
-                          "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_KV_REUSE=0", "DGQ_SERVE_TOOL_CONTINUATION=0",
-                          "DGQ_TOOL_VALIDATE=1", "DGQ_TOOL_REPAIR=1", "DGQ_HF_HOME=/a b", "DGQ_CPU=avx2", "DGQ_API_KEY=k=v",
-                          "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d",
-                          "DGQ_CHECK_LOGITS=0"),
+                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_HF_HOME=/a b",
+                          "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t"),
                      DG_OK);
-    assert_false(f.attn_window || f.attn_topk || f.attn_topk_dyn || f.attn_topk_decode);
+    assert_true(!f.attn_window && f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 128);
     assert_true(f.commit_conf_trim == 0.5 && f.commit_conf_hard == 0.25 && f.early_stop_mean_ent == 0.1);
-    assert_true(f.continue_past_stop && f.ws_block_stop && f.freeze && f.reference_stops && f.kv_q8 && f.tool_validate &&
-                f.tool_repair);
-    assert_false(f.denoiser_argmax || f.sc_sparse || f.kv_reuse || f.serve_tool_continuation || f.check_logits);
+    assert_true(f.continue_past_stop && f.ws_block_stop && f.freeze && f.reference_stops);
+    assert_false(f.denoiser_argmax || f.sc_sparse);
     assert_int_equal(f.empty_reply_retry, 0);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_NONE);
-    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_ON);
-    assert_int_equal(f.fast_prefill_max, INT32_MAX);
     assert_int_equal(f.kv_ring, 2048);
-    assert_true(f.delim_check);
     assert_string_equal(f.hf_home, "/a b");
-    assert_string_equal(f.cpu, "avx2");
-    assert_string_equal(f.api_key, "k=v");
     assert_string_equal(f.model, "org/name");
     assert_string_equal(f.trace_pmax_jsonl, "t");
-    assert_string_equal(f.delim_check_jsonl, "d");
     size_t n = 0;
     struct dg_flag_info v;
     while (dg_flags_info(n, &v))
         n++;
-    assert_int_equal(n, 32); /* as many as the list above: a new flag must be added there */
+    assert_int_equal(n, 20); /* as many as the list above: a new flag must be added there */
 }
 
 static void empty_means_unset_and_later_wins(void **state) {
@@ -100,10 +83,9 @@ static void empty_means_unset_and_later_wins(void **state) {
     assert_false(f.freeze);
     assert_int_equal(f.kv_ring, 4096);
     assert_int_equal(dg_flags_load(&f, NULL, &err), DG_OK);
-    assert_int_equal(LOAD("DGQ_FAST_PREFILL=auto"), DG_OK);
-    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_AUTO);
-    assert_int_equal(LOAD("DGQ_FAST_PREFILL=0"), DG_OK);
-    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_OFF);
+    assert_int_equal(LOAD("DGQ_FIRST_STEP_SC=none"), DG_OK);
+    assert_int_equal(LOAD("DGQ_FIRST_STEP_SC=seed"), DG_OK);
+    assert_int_equal(f.first_step_sc, DG_FIRST_STEP_SEED);
 }
 
 static void invalid_values(void **state) {
@@ -143,9 +125,7 @@ static void invalid_values(void **state) {
         "FIRST_STEP_SC=see",
         "FIRST_STEP_SC=seed|none",
         "FIRST_STEP_SC=|",
-        "FAST_PREFILL=2",
-        "FAST_PREFILL=aut",
-        "FAST_PREFILL_MAX=2147483648",
+        "EMPTY_REPLY_RETRY=2147483648",
     };
     struct dg_flags before = f;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
@@ -171,7 +151,7 @@ static void invalid_values(void **state) {
 
 static void every_offender_is_named(void **state) {
     (void)state;
-    char longv[DG_FLAGS_TEXT_MAX + 64] = "DGQ_API_KEY=";
+    char longv[DG_FLAGS_TEXT_MAX + 64] = "DGQ_HF_HOME=";
     memset(longv + 12, 'q', DG_FLAGS_TEXT_MAX + 1);
     assert_int_equal(LOAD("DGQ_FREZE=1", "DGQ_KV_RING=5000", "DGQ_WS_BLOCK_STOP=1", "DGQ_FIRST_STEP_SC=maybe\n", longv),
                      DG_E_ARG);
@@ -179,22 +159,22 @@ static void every_offender_is_named(void **state) {
     assert_non_null(strstr(text, "DGQ_FREZE is not a switch (closest: DGQ_FREEZE)"));
     assert_non_null(strstr(text, "DGQ_KV_RING is '5000' but must be 16..16777216, a power of two (int)"));
     assert_non_null(strstr(text, "DGQ_FIRST_STEP_SC is 'maybe?' but must be seed|none (enum)"));
-    assert_non_null(strstr(text, "DGQ_API_KEY is longer than 4096 bytes"));
-    assert_null(strstr(text, "qq")); /* a key is never shown */
+    assert_non_null(strstr(text, "DGQ_HF_HOME is longer than 4096 bytes"));
+    assert_null(strstr(text, "qq")); /* the value itself is not */
     assert_null(strchr(text, '\n'));
     assert_non_null(strstr(text, "diffgemma flags"));
     assert_true(f.ws_block_stop); /* the valid one among them counts */
     /* text of exactly the maximum is kept whole */
     longv[12 + DG_FLAGS_TEXT_MAX] = 0;
     assert_int_equal(LOAD(longv), DG_OK);
-    assert_int_equal(strlen(f.api_key), DG_FLAGS_TEXT_MAX);
+    assert_int_equal(strlen(f.hf_home), DG_FLAGS_TEXT_MAX);
 }
 
 static void suggestions(void **state) {
     (void)state;
     static const char *const pairs[][2] = {
         {"DENOISER_ARGMX", "DENOISER_ARGMAX"}, {"SCSPARSE", "SC_SPARSE"}, {"kv_ring", "KV_RING"}, {"KVRING", "KV_RING"},
-        {"TOOLREPAIR", "TOOL_REPAIR"},         {"MODELS", "MODEL"}};
+        {"MODELS", "MODEL"}};
     for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
         char entry[64], want[64];
         snprintf(entry, sizeof entry, "DGQ_%s=1", pairs[i][0]);

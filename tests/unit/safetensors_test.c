@@ -133,16 +133,21 @@ static void refuses_bad_entries(void **state) {
 
 static void refuses_bad_layout(void **state) {
     (void)state;
-    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[3,7]}}", 7,
-            "b overlaps a");
-    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 4,
-            "overlaps");
-    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[5,9]}}", 9,
-            "1 bytes before b belong to no tensor");
+    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_"
+            "offsets\":[3,7]}}",
+            7, "b overlaps a");
+    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_"
+            "offsets\":[0,4]}}",
+            4, "overlaps");
+    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]},\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_"
+            "offsets\":[5,9]}}",
+            9, "1 bytes before b belong to no tensor");
     refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 6, "2 bytes at the end");
-    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}", 2,
-            "two tensors are named a");
-    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[1,2]}}",
+    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
+            "offsets\":[1,2]}}",
+            2, "two tensors are named a");
+    refused("{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]},\"\\u0061\":{\"dtype\":\"U8\",\"shape\":[1],\"data_"
+            "offsets\":[1,2]}}",
             2, "two tensors are named a");
     refused("[]", 0, "must be an object");
     refused("", 0, "unexpected end");
@@ -153,7 +158,8 @@ static void refuses_bad_layout(void **state) {
 static void names_every_fault(void **state) {
     (void)state;
     struct fixture f;
-    const char *h = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,9]},\"b\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,1]},"
+    const char *h = "{\"a\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,9]},\"b\":{\"dtype\":\"U8\",\"shape\":[-1],"
+                    "\"data_offsets\":[0,1]},"
                     "\"c\":{\"shape\":[1],\"data_offsets\":[0,1]}}";
     read_bytes(&f, h, strlen(h), 1);
     assert_int_equal(f.st, DG_E_FORMAT);
@@ -230,7 +236,11 @@ static void faults_are_bounded(void **state) {
     expect_text(&err, " more");
     dg_faults_deinit(&f);
     dg_error_clear(&err);
-    assert_string_equal(dg_clip("a\n\x7f\xc3\xa9" "b", 6).s, "a????b");
+    assert_string_equal(dg_clip("a\n\x7f\xc3\xa9"
+                                "b",
+                                6)
+                            .s,
+                        "a????b");
 }
 
 /* ---- shards ---- */
@@ -306,7 +316,8 @@ static void names_missing_shards(void **state) {
         snprintf(path, sizeof path, "%s/model-%05d-of-00003.safetensors", s.dir, i);
         assert_int_equal(unlink(path), 0);
     }
-    open_sharded(&s, DG_E_IO, "shard model-00001-of-00003.safetensors is missing; shard model-00002-of-00003.safetensors is missing");
+    open_sharded(&s, DG_E_IO,
+                 "shard model-00001-of-00003.safetensors is missing; shard model-00002-of-00003.safetensors is missing");
     assert_int_equal(unlink(s.index), 0);
     open_sharded(&s, DG_E_IO, "it holds safetensors files, so the download is incomplete");
     tear_down(&s);
@@ -318,24 +329,28 @@ static void refuses_index_faults(void **state) {
         const char *old, *new, *part;
         enum dg_status st;
     } cases[] = {
-        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"model-00002", "but model.safetensors.index.json puts it in",
-         DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norn.weight\": \"model-00001", "model.decoder.norn.weight is not in model-00001",
-         DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"model-00002",
+         "but model.safetensors.index.json puts it in", DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norn.weight\": \"model-00001",
+         "model.decoder.norn.weight is not in model-00001", DG_E_FORMAT},
         {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"",
-         "\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\", \"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"",
+         "\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\", \"model.decoder.norm.weight\": "
+         "\"model-00001-of-00003.safetensors\"",
          "lists model.decoder.norm.weight twice", DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"../model-00001", "not a plain file name", DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"/tmp/model-00001", "not a plain file name", DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"..\"", "not a plain file name",
-         DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"\\u002e\\u002e\\u002fx\"",
+        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"../model-00001",
          "not a plain file name", DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001", "\"model.decoder.norm.weight\": \"/tmp/model-00001",
+         "not a plain file name", DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"..\"",
+         "not a plain file name", DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"",
+         "\"model.decoder.norm.weight\": \"\\u002e\\u002e\\u002fx\"", "not a plain file name", DG_E_FORMAT},
         {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"x\\u0000y\"",
          "not a plain file name", DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": 7", "must name a shard", DG_E_FORMAT},
-        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"config.json\"", "config.json",
-         DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": 7",
+         "must name a shard", DG_E_FORMAT},
+        {"\"model.decoder.norm.weight\": \"model-00001-of-00003.safetensors\"", "\"model.decoder.norm.weight\": \"config.json\"",
+         "config.json", DG_E_FORMAT},
         {"weight_map", "weight_mop", "needs one weight_map", DG_E_FORMAT},
         {"\"weight_map\": {", "\"weight_map\": [{", "weight_map must be an object", DG_E_FORMAT},
         {"{\"metadata\"", "[{\"metadata\"", "index must be an object", DG_E_FORMAT},
@@ -353,7 +368,8 @@ static void refuses_index_faults(void **state) {
 static void the_remedy_knows_the_cache(void **state) {
     (void)state;
     char text[256];
-    dg_checkpoint_remedy("/home/u/.cache/huggingface/hub/models--google--diffusiongemma-26B-A4B-it/snapshots/abc", text, sizeof text);
+    dg_checkpoint_remedy("/home/u/.cache/huggingface/hub/models--google--diffusiongemma-26B-A4B-it/snapshots/abc", text,
+                         sizeof text);
     assert_string_equal(text, "run: hf download google/diffusiongemma-26B-A4B-it");
     dg_checkpoint_remedy("/models--x/models--a--b", text, sizeof text);
     assert_string_equal(text, "run: hf download a/b");
@@ -365,11 +381,16 @@ static void the_remedy_knows_the_cache(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(accepts_what_the_format_allows), cmocka_unit_test(refuses_bad_entries),
-        cmocka_unit_test(refuses_bad_layout),             cmocka_unit_test(names_every_fault),
-        cmocka_unit_test(refuses_other_files),            cmocka_unit_test(a_long_name_is_cut_in_messages),
-        cmocka_unit_test(faults_are_bounded),             cmocka_unit_test(opens_shards),
-        cmocka_unit_test(names_missing_shards),           cmocka_unit_test(refuses_index_faults),
+        cmocka_unit_test(accepts_what_the_format_allows),
+        cmocka_unit_test(refuses_bad_entries),
+        cmocka_unit_test(refuses_bad_layout),
+        cmocka_unit_test(names_every_fault),
+        cmocka_unit_test(refuses_other_files),
+        cmocka_unit_test(a_long_name_is_cut_in_messages),
+        cmocka_unit_test(faults_are_bounded),
+        cmocka_unit_test(opens_shards),
+        cmocka_unit_test(names_missing_shards),
+        cmocka_unit_test(refuses_index_faults),
         cmocka_unit_test(the_remedy_knows_the_cache),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

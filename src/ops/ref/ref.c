@@ -1,11 +1,25 @@
 #include "ops/ref/ref.h"
 
+#include "core/half.h"
 #include "core/mem.h"
 
 #include <math.h>
 #include <string.h>
 
-float dg_ref_dot(const float *a, const float *b, int64_t n) {
+/* Compiled once per vector width: elements and lanes are independent and nothing is contracted, so every clone gives the same bits.
+ * Not under the thread sanitizer: it instruments the resolvers too, which run before it is ready, and the program dies at its start. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__)
+#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#else
+#define CLONES
+#endif
+
+CLONES void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst) {
+    for (int64_t i = 0; i < n; i++)
+        dst[i] = dg_f16_f32(h[i]);
+}
+
+CLONES float dg_ref_dot(const float *a, const float *b, int64_t n) {
     float lane[DG_REF_LANES] = {0};
     int64_t i = 0;
     for (; i + DG_REF_LANES <= n; i += DG_REF_LANES)
@@ -92,7 +106,7 @@ static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve
     size_t pairs = (size_t)c.rows * (size_t)c.topk, threads = (size_t)r->n_threads;
     r->row_len = (c.k_max + 15) & ~15;
     r->row = dg_calloc(threads * 2, (size_t)r->row_len * sizeof *r->row);
-    r->score = dg_calloc(threads, (size_t)c.ctx * sizeof *r->score);
+    r->score = dg_calloc(threads * 2, (size_t)c.ctx * sizeof *r->score);
     r->bucket = dg_calloc((size_t)c.experts + 1, sizeof *r->bucket);
     r->pair = dg_calloc(pairs, sizeof *r->pair);
     r->pair_h = dg_calloc(pairs, (size_t)c.moe * sizeof *r->pair_h);

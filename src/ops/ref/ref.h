@@ -18,7 +18,7 @@ struct dg_ref {
     int32_t n_threads;
     float *row;         /* [threads][2][row_len] decoded weight rows */
     int64_t row_len;
-    float *score;       /* [threads][ctx] */
+    float *score;       /* [threads][2][ctx] scores, and a copy to select from */
     int32_t *bucket;    /* [experts + 1] first pair of each expert */
     int32_t *pair;      /* [rows * topk] pairs (row * topk + rank) ordered by expert */
     float *pair_h;      /* [rows * topk][moe] */
@@ -27,6 +27,7 @@ struct dg_ref {
 
 /* The dot product described above. */
 float dg_ref_dot(const float *a, const float *b, int64_t n);
+void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst); /* n values to f32 */
 float dg_ref_gelu(float x); /* gelu_pytorch_tanh */
 
 void dg_ref_embed(struct dg_backend *, const int32_t *, int32_t, const struct dg_mat *, float, struct dg_plane *);

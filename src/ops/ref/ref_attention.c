@@ -4,6 +4,8 @@
 #include "core/half.h"
 
 #include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
     if (t == DG_F32)
@@ -12,8 +14,12 @@ static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
         ((uint16_t *)base)[i] = dg_f32_f16(v);
 }
 
-static float kv_get(const void *base, enum dg_dtype t, int64_t i) {
-    return t == DG_F32 ? ((const float *)base)[i] : dg_f16_f32(((const uint16_t *)base)[i]);
+/* n entries from element i on as f32: in place when they are that, else converted into tmp. */
+static const float *kv_get(const void *base, enum dg_dtype t, int64_t i, int32_t n, float *tmp) {
+    if (t == DG_F32)
+        return (const float *)base + i;
+    dg_ref_load_f16((const uint16_t *)base + i, n, tmp);
+    return tmp;
 }
 
 struct qkv_job {
@@ -91,18 +97,37 @@ struct att_job {
     struct dg_plane *y;
 };
 
-/* One query head over its visible positions: all scores, their softmax, the weighted values. s: scratch of hi - lo scores,
- * kv_row: scratch of hd values. */
-static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, int64_t lo, int64_t hi, float *s, float *kv_row, float *y) {
+static int descending(const void *a, const void *b) {
+    float x = *(const float *)a, y = *(const float *)b;
+    return x < y ? 1 : x > y ? -1 : 0;
+}
+
+/* Sets all but the k highest of n scores to -inf; of equal ones the earlier stay. tmp: n floats. */
+static void keep_highest(float *s, int64_t n, int64_t k, float *tmp) {
+    memcpy(tmp, s, (size_t)n * sizeof *s);
+    qsort(tmp, (size_t)n, sizeof *tmp, descending);
+    float least = tmp[k - 1];
+    int64_t ties = 0;
+    while (ties < k && tmp[k - 1 - ties] == least)
+        ties++;
+    for (int64_t i = 0; i < n; i++)
+        if (!(s[i] > least) && !(s[i] == least && ties-- > 0))
+            s[i] = -INFINITY;
+}
+
+/* One query head over its visible positions: all scores, the softmax of the `keys` highest, the weighted values. s: scratch of
+ * 2 * (hi - lo) scores, kv_row: scratch of hd values. */
+static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, int64_t lo, int64_t hi, int64_t keys, float *s, float *kv_row,
+                   float *y) {
     int32_t hd = kv->hd;
     float max = -INFINITY, sum = 0;
     for (int64_t t = lo; t < hi; t++) {
         int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
-        for (int32_t c = 0; c < hd; c++)
-            kv_row[c] = kv_get(kv->k, kv->dtype, at + c);
-        s[t - lo] = dg_ref_dot(q, kv_row, hd);
+        s[t - lo] = dg_ref_dot(q, kv_get(kv->k, kv->dtype, at, hd, kv_row), hd);
         max = s[t - lo] > max ? s[t - lo] : max;
     }
+    if (keys < hi - lo)
+        keep_highest(s, hi - lo, keys, s + (hi - lo));
     for (int64_t t = lo; t < hi; t++) {
         s[t - lo] = expf(s[t - lo] - max);
         sum += s[t - lo];
@@ -112,8 +137,11 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
     for (int64_t t = lo; t < hi; t++) {
         int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
         float p = s[t - lo] / sum;
+        if (p == 0)
+            continue;
+        const float *v = kv_get(kv->v, kv->dtype, at, hd, kv_row);
         for (int32_t c = 0; c < hd; c++)
-            y[c] += p * kv_get(kv->v, kv->dtype, at + c);
+            y[c] += p * v[c];
     }
 }
 
@@ -125,12 +153,11 @@ static void att_part(void *arg, int part, int n_parts) {
     for (int64_t u = begin; u < end; u++) {
         int64_t i = u / j->heads, lo, hi;
         int32_t h = (int32_t)(u % j->heads);
-        dg_batch_visible(j->batch, j->kv->window, (int32_t)i, &lo, &hi);
-        /* a padding row past the live ones would look at positions nobody wrote */
-        if (hi > j->batch->pos0 + j->batch->n_live)
-            hi = j->batch->pos0 + j->batch->n_live;
-        attend((const float *)j->q->data + i * j->q->ld + (int64_t)h * hd, j->kv, h / group, lo, hi, j->ref->score + part * j->ref->cap.ctx,
-               j->ref->row + (int64_t)part * 2 * j->ref->row_len, (float *)j->y->data + i * j->y->ld + (int64_t)h * hd);
+        dg_batch_visible(j->batch, j->kv, (int32_t)i, &lo, &hi);
+        int64_t keys = j->kv->window ? hi - lo : dg_batch_keys(j->batch, hi - lo);
+        attend((const float *)j->q->data + i * j->q->ld + (int64_t)h * hd, j->kv, h / group, lo, hi, keys,
+               j->ref->score + part * 2 * j->ref->cap.ctx, j->ref->row + (int64_t)part * 2 * j->ref->row_len,
+               (float *)j->y->data + i * j->y->ld + (int64_t)h * hd);
     }
 }
 
