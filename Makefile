@@ -113,15 +113,18 @@ $(B)/tests/stub/k_%.o: src/ops/cuda/kernels/%.cu $(CUDA_HDR) tests/cuda/emulate.
 	$(CC) $(STUB_CFLAGS) -Wno-unknown-pragmas -x c -include tests/cuda/emulate.h -c -o $@ $<
 $(B)/tests/stub/libcuda.so.1: $(STUB_SRC) tests/cuda/emulate.h $(patsubst src/ops/cuda/kernels/%.cu,$(B)/tests/stub/k_%.o,$(filter-out %_sm90a.cu,$(CUDA_SRC)))
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $(STUB_SRC) $(filter %.o,$^) -lm
-# The same tests with a placeholder for the compiled kernels, for machines without nvcc.
-$(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a $(B)/tests/stub/libcuda.so.1
+# Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
+$(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
+$(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
+EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated
+$(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -o $@ $(filter-out %.so.1,$^) $(LDLIBS)
+	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 $(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(B)/tests/cuda_ops_emulated
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED)
 
 test: tests
 	tests/run.sh $(B)

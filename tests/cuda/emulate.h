@@ -67,6 +67,11 @@ static inline unsigned __match_any_sync(unsigned mask, int v) {
     return same;
 }
 
+static inline int atomicAdd(int *p, int v) {
+    int old = *p;
+    *p += v;
+    return old;
+}
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline float __uint_as_float(uint32_t u) { return dg_bits_f32(u); }
 static inline float __int_as_float(int32_t i) { return dg_bits_f32((uint32_t)i); }

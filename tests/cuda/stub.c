@@ -18,7 +18,7 @@ static struct {
 } live[ALLOCS_MAX];
 static int n_live;
 static size_t used;
-static int handles, pinned, contexts, faults;
+static int handles, pinned, contexts, faults, capturing;
 static long launches, calls;
 
 EXPORT long dg_stub_launches(void);
@@ -197,7 +197,7 @@ FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned 
         return 1;
     }
     launches++;
-    if (!setting("DG_STUB_NO_RUN", 0))
+    if (!capturing && !setting("DG_STUB_NO_RUN", 0))
         emu_launch(f->run, params[0], gx, gy, bx, shared);
     return 0;
 }
@@ -336,10 +336,12 @@ FN(cuStreamBeginCapture_v2, void *s, int mode) {
     (void)s;
     (void)mode;
     PLANNED();
+    capturing = 1;
     return 0;
 }
 FN(cuStreamEndCapture, void *s, void **g) {
     (void)s;
+    capturing = 0;
     PLANNED();
     *g = handle();
     return 0;

@@ -203,16 +203,29 @@ struct kv_case {
     bool causal, ring, has_v;
     int window;
     enum dg_dtype kv;
+    int topk;
+    int64_t ring_from; /* 0 = the window */
 };
 
 static const struct kv_case kv_cases[] = {
-    {64, 4, 2, 19, 19, 0, true, true, true, 64, DG_F32},        {64, 4, 2, 70, 70, 300, true, true, true, 64, DG_F16},
-    {128, 4, 1, 40, 40, 77, false, false, false, 0, DG_F32},    {128, 4, 1, 9, 7, 100, false, false, false, 0, DG_F16},
-    {256, 16, 8, 33, 33, 1020, true, true, true, 200, DG_F16},  {256, 16, 8, 20, 20, 1000, false, true, true, 64, DG_F32},
-    {512, 16, 2, 35, 35, 130, false, false, false, 0, DG_F16},  {512, 16, 2, 17, 17, 500, true, false, false, 0, DG_F32},
-    {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_F32},          {64, 4, 4, 1, 1, 900, true, true, true, 1, DG_F16},
-    {64, 8, 2, 130, 130, 40, false, true, true, 64, DG_F16},    {128, 2, 2, 70, 70, 4060, true, false, true, 0, DG_F16},
-    {192, 2, 1, 21, 21, 4090, false, false, false, 0, DG_F16},  {64, 4, 2, 300, 300, 4000, true, true, true, 200, DG_F16},
+    {64, 4, 2, 19, 19, 0, true, true, true, 64, DG_F32, 0, 0},
+    {64, 4, 2, 70, 70, 300, true, true, true, 64, DG_F16, 0, 0},
+    {128, 4, 1, 40, 40, 77, false, false, false, 0, DG_F32, 0, 0},
+    {128, 4, 1, 9, 7, 100, false, false, false, 0, DG_F16, 0, 0},
+    {256, 16, 8, 33, 33, 1020, true, true, true, 200, DG_F16, 0, 0},
+    {256, 16, 8, 20, 20, 1000, false, true, true, 64, DG_F32, 0, 0},
+    {512, 16, 2, 35, 35, 130, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 17, 17, 500, true, false, false, 0, DG_F32, 0, 0},
+    {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_F32, 0, 0},
+    {64, 4, 4, 1, 1, 900, true, true, true, 1, DG_F16, 0, 0},
+    {64, 8, 2, 130, 130, 40, false, true, true, 64, DG_F16, 0, 0},
+    {128, 2, 2, 40, 40, 4070, true, false, true, 0, DG_F16, 0, 0},
+    {192, 2, 1, 11, 11, 4090, false, false, false, 0, DG_F16, 0, 0},
+    {64, 4, 2, 300, 300, 4000, true, true, true, 200, DG_F16, 0, 0},
+    {64, 4, 2, 30, 30, 2000, false, true, true, 64, DG_F16, 0, 1100},
+    {128, 4, 1, 12, 12, 700, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0},
+    {64, 2, 1, 9, 9, 3000, false, false, false, 0, DG_F32, 7, 0},
+    {512, 4, 2, 5, 4, 90, false, false, false, 0, DG_F16, 33, 0},
 };
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
@@ -236,12 +249,36 @@ static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int
     return kv;
 }
 
+static int rising(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Drops all but the k highest scores. Returns the weight of those so near the edge that rounding by `slack` may decide about them. */
+static double keep_top(double *s, int64_t n, int64_t k, double slack, double max) {
+    if (k >= n)
+        return 0;
+    double *tmp = malloc((size_t)n * sizeof *tmp), least, edge = 0;
+    if (!tmp)
+        abort();
+    memcpy(tmp, s, (size_t)n * sizeof *tmp);
+    qsort(tmp, (size_t)n, sizeof *tmp, rising);
+    least = tmp[n - k];
+    if (tmp[n - k] - tmp[n - k - 1] <= slack)
+        for (int64_t i = 0; i < n; i++)
+            edge += fabs(s[i] - least) <= slack ? exp(s[i] - max) : 0;
+    for (int64_t i = 0; i < n; i++)
+        s[i] = s[i] < least ? -INFINITY : s[i];
+    free(tmp);
+    return edge;
+}
+
 static void one_attention(struct op_run *r, const struct kv_case *c) {
     const struct dg_ops *op = r->c->be->ops;
     double *k, *v;
     int64_t end = c->pos0 + c->live, row = (int64_t)c->kv_heads * c->hd;
     struct dg_kv_layer kv = make_kv(r, c, end, &k, &v);
-    struct dg_batch b = {c->n, c->live, c->pos0, c->causal};
+    struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane q = op_input(r, c->n, c->heads * c->hd + 24, op->act, 0.4), y = op_output(r, c->n, c->heads * c->hd, op->act);
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
     op_fetch(r, &y);
@@ -251,7 +288,7 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
             int64_t lo, hi, kvh = h / (c->heads / c->kv_heads);
             const double *qr = q.v + i * q.p.cols + h * c->hd;
             double max = -INFINITY, sum = 0, ds = 0;
-            dg_batch_visible(&b, c->window, i, &lo, &hi);
+            dg_batch_visible(&b, &kv, i, &lo, &hi);
             for (int64_t t = lo; t < hi; t++) {
                 const double *kr = k + dg_kv_slot(&kv, t) * row + kvh * c->hd;
                 double mag = 0;
@@ -263,6 +300,8 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
                 ds = fmax(ds, mag * sum_bound(c->hd));
                 max = fmax(max, s[t]);
             }
+            /* an edge of top-k within rounding of the next score may fall either way: such rows get the dropped weight as slack */
+            double edge = c->topk ? keep_top(s + lo, hi - lo, dg_batch_keys(&b, hi - lo), 2 * ds, max) : 0;
             for (int64_t t = lo; t < hi; t++)
                 sum += s[t] = exp(s[t] - max);
             for (int d = 0; d < c->hd; d++) {
@@ -273,21 +312,21 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
                     mag += s[t] / sum * fabs(vt);
                 }
                 op_expect(r, &y, i, h * c->hd + d, want,
-                          mag * (2.5 * ds + 2 * (double)(hi - lo + 48) * U + 2 * r->c->prob_round) + act_round(r) * fabs(want) + 1e-37);
+                          mag * (2.5 * ds + 2 * (double)(hi - lo + 48) * U + 2 * r->c->prob_round) + act_round(r) * fabs(want) + 8 * edge / sum + 1e-37);
             }
         }
     /* the last rows of the same batch computed alone: a causal row must not notice; a bidirectional one sees the same keys */
     int from = c->live > 2 ? c->live / 2 : 0;
     if (from && c->causal) {
-        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, true};
+        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, true, -1, c->topk};
         struct dg_plane part = op_rows(&q, from, tail.n);
         struct op_plane again = op_output(r, tail.n, c->heads * c->hd, op->act);
         op->attention(r->c->be, &part, c->heads, &tail, &kv, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
-    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : "f32");
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
+            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : "f32");
 }
 
 static void case_attention(struct op_run *r) {
@@ -301,7 +340,7 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
     int hd = c->hd, half = hd / 2, cols = (c->heads + (c->has_v ? 2 : 1) * c->kv_heads) * hd;
     double *k, *v;
     struct dg_kv_layer kv = make_kv(r, c, 0, &k, &v);
-    struct dg_batch b = {c->n, c->live, c->pos0, c->causal};
+    struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane x = op_input(r, c->n, cols, op->act, 2);
     struct op_vec qn = op_vec(r, hd, 1), kn = op_vec(r, hd, 1);
     float *cs = op_memory(r, (size_t)(c->n * half) * sizeof *cs), *sn = op_memory(r, (size_t)(c->n * half) * sizeof *sn);

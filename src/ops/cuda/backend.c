@@ -78,6 +78,7 @@ static void push_params(struct dg_backend *be, struct dgc_params p) {
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
     struct dgc_params p = dg_cuda_of(be)->params;
     p.pos0 = b->pos0;
+    p.ring_from = b->ring_from;
     p.n_live = b->n_live;
     push_params(be, p);
 }
@@ -131,6 +132,7 @@ enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **o
 void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_params *p) {
     struct dgc_params v = dg_cuda_of(be)->params;
     v.pos0 = p->pos0;
+    v.ring_from = p->ring_from;
     v.n_live = p->n_live;
     v.inv_t_head = p->inv_t;
     v.inv_t_soft = p->inv_t_before;

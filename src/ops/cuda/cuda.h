@@ -52,11 +52,11 @@ const char *dg_cuda_describe(const struct dg_backend *be);
 size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights);
 
 /* Graph capture. Between begin and end ops are recorded instead of run: they must not read, write or allocate, and what they take from
- * dg_batch.pos0, n_live and inv_t comes, at each launch, from the values set last by dg_cuda_graph_params. The graph belongs to the
+ * dg_batch.pos0, ring_from, n_live and inv_t comes, at each launch, from the values set last by dg_cuda_graph_params. The graph belongs to the
  * backend until dg_cuda_graph_destroy. */
 struct dg_cuda_graph;
 struct dg_cuda_graph_params {
-    int64_t pos0;
+    int64_t pos0, ring_from; /* as in struct dg_batch */
     int32_t n_live;
     float inv_t, inv_t_before; /* of this step's statistics, and of those the soft embedding reads */
 };

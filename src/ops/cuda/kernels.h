@@ -32,6 +32,8 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
 #define DGC_MMA_COLS 128     /* weight rows of a tile of either */
 #define DGC_SPLIT 4096       /* keys of one part of a flash attention row; parts begin at multiples of it */
+#define DGC_SCORE_KEYS 256
+#define DGC_TOP_MAX 4096     /* most keys a top-k query attends to */
 #define DGC_FLASH_ROWS 32    /* query rows (times heads of a group) a block works on */
 #define DGC_FLASH_KEYS 32
 /* queries, keys and values in f16, and the scores */
@@ -51,7 +53,7 @@ struct dgc_mat {
 
 /* What changes between the steps and blocks of a captured graph. */
 struct dgc_params {
-    int64_t pos0;
+    int64_t pos0, ring_from;
     int32_t n_live;
     float inv_t_head; /* 1/T of the statistics being taken */
     float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
@@ -252,9 +254,31 @@ struct dgc_flash_join_args {
     int32_t n, heads, hd, splits;
 };
 
+/* score[row * heads + head][position - lo] = q . k over the positions a row sees; rows of `stride` scores. Grid: (rows x heads / 4) x
+ * blocks of DGC_SCORE_KEYS positions. */
+struct dgc_scores_args {
+    struct dgc_plane q;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *score;
+    int64_t stride;
+    int32_t n, heads, causal, row0;
+};
+
+/* y = softmax over the highest scores of each row, times values, in position order. topk as in struct dg_batch. One block a (row, head). */
+struct dgc_top_attention_args {
+    struct dgc_plane y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    const float *score;
+    int64_t stride;
+    int32_t n, heads, causal, row0, topk;
+};
+
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum)
 
@@ -269,6 +293,8 @@ struct dgc_flash_join_args {
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \
     K(attention, attention, attention, 128, 0)                      \
+    K(scores, scores, attention, 128, 0)                            \
+    K(top_attention, top_attention, attention, 256, 0)              \
     K(linear, linear, linear, 256, 0)                               \
     K(route, route, route, 128, 0)                                  \
     K(experts_plan, experts_plan, route, 1024, 0)                   \

@@ -120,8 +120,8 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
 
 static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv) {
     int64_t lo, hi, last_hi;
-    dg_batch_visible(b, kv->window, 0, &lo, &hi);
-    dg_batch_visible(b, kv->window, b->n - 1, &hi, &last_hi);
+    dg_batch_visible(b, kv, 0, &lo, &hi);
+    dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
     return (int32_t)((last_hi - 1) / DGC_SPLIT - lo / DGC_SPLIT + 1);
 }
 
@@ -144,12 +144,35 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     }
 }
 
+/* Full layers that attend to the highest scores alone: all scores of as many rows as the scratch holds, then the choice and the sums. */
+static void top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                          const struct dg_kv_layer *kv, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    int64_t keys = batch->pos0 + batch->n, chunk = (int64_t)(cu->s.score_floats / (size_t)heads) / keys;
+    if (batch->topk > DGC_TOP_MAX || chunk < 1) {
+        dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");
+        return;
+    }
+    for (int32_t row = 0, n; row < batch->n; row += n) {
+        n = batch->n - row < chunk ? batch->n - row : (int32_t)chunk;
+        struct dgc_scores_args s = {dg_cuda_plane(q), kv_of(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
+        s.q.p = (char *)s.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
+        dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
+        struct dgc_top_attention_args t = {dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.score, keys,
+                                           n, heads, batch->causal, row, batch->topk};
+        t.y.p = (char *)t.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
+        dgc_launch_top_attention(be, DGC_K_top_attention, (unsigned)(n * heads), 1, 0, &t);
+    }
+}
+
 static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                          const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, batch->n, heads, batch->causal};
     dg_cuda_want_batch(be, batch);
-    if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
+    if (!kv->window && batch->topk != 0)
+        top_attention(be, q, heads, batch, kv, y);
+    else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
         flash(be, q, heads, batch, kv, y);
     else
         dgc_launch_attention(be, DGC_K_attention, tiles((int64_t)batch->n * heads, 4), 1, 0, &a);
@@ -251,11 +274,13 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
-                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat};
+                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
 }
+
+#define SCORES_MAX ((size_t)16 << 20) /* scores kept at a time for top-k attention, unless one row has more */
 
 /* Widest query row of a layer. */
 static size_t query_width(const struct dg_config *c) {
@@ -298,6 +323,9 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
         cu->s.flash_part = dg_cuda_alloc_raw(be, splits * flash_rows * query_width(cfg) * sizeof(float), what);
         cu->s.flash_stat = dg_cuda_alloc_raw(be, splits * flash_rows * (size_t)cfg->heads * 2 * sizeof(float), what);
     }
+    size_t row_scores = (size_t)cfg->heads * (size_t)c.ctx, scores = rows * row_scores;
+    cu->s.score_floats = scores < SCORES_MAX ? scores : row_scores > SCORES_MAX ? row_scores : SCORES_MAX;
+    cu->s.score = dg_cuda_alloc_raw(be, cu->s.score_floats * sizeof(float), what);
     enum dg_status st = dg_backend_status(be, err);
     if (st != DG_OK)
         dg_cuda_scratch_free(be);

@@ -71,6 +71,8 @@ struct dg_cuda {
         int32_t *soft_ids, *soft_at;
         float *soft_part;
         float *flash_part, *flash_stat; /* partial results of long rows; only where the context has more than one part */
+        float *score;
+        size_t score_floats;
     } s;
 };
 

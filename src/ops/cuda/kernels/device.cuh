@@ -161,6 +161,16 @@ DGC_FN void dgc_decode8(int fmt, const uint8_t *row, float mat_scale, int k0, in
     }
 }
 
+DGC_FN int64_t dgc_slot(const struct dgc_kv *kv, int64_t pos) { return kv->ring ? pos & (kv->slots - 1) : pos; }
+
+/* Positions [*lo, *hi) that row i of the batch sees (dg_batch_visible). */
+DGC_FN void dgc_visible(const struct dgc_params *prm, int causal, int window, int i, int64_t *lo, int64_t *hi) {
+    int64_t pos0 = prm->pos0, p = causal ? pos0 + i : pos0, end = pos0 + prm->n_live, first;
+    *hi = causal && p + 1 < end ? p + 1 : end;
+    first = !window ? 0 : prm->ring_from >= 0 ? prm->ring_from : p - (window - 1);
+    *lo = first > 0 ? first : 0;
+}
+
 DGC_FN float dgc_warp_sum(float v) {
 #pragma unroll
     for (int s = 16; s; s >>= 1)

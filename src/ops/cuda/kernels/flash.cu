@@ -9,17 +9,12 @@
 #define KEYS DGC_FLASH_KEYS
 #define S_STRIDE (KEYS + 4)
 
-DGC_FN int64_t slot_of(const struct dgc_kv *kv, int64_t pos) { return kv->ring ? pos & (kv->slots - 1) : pos; }
-
 /* Where 8 values (16 bytes) of a row lie in a tile. Queries and keys are read by two rows at once, values by eight. */
 DGC_FN int swizzle2(int row, int chunk, int hd) { return row * hd + ((chunk ^ (row & 1) << 2) << 3); }
 DGC_FN int swizzle8(int row, int chunk, int hd) { return row * hd + ((chunk ^ (row & 7)) << 3); }
 
-/* Positions row i of the batch sees. */
 DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
-    int64_t pos0 = a->prm->pos0, p = a->causal ? pos0 + i : pos0, end = pos0 + a->prm->n_live;
-    *hi = a->causal && p + 1 < end ? p + 1 : end;
-    *lo = a->kv.window && p - (a->kv.window - 1) > 0 ? p - (a->kv.window - 1) : 0;
+    dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
 }
 
 /* Begins the copy of 32 keys from t0; keys outside [lo, hi) become zeros, since what their slots hold may be anything. */
@@ -30,7 +25,7 @@ DGC_FN void load_keys(const struct dgc_kv *kv, const void *from, int kvh, int64_
         int64_t t = t0 + key;
         uint16_t *dst = to + (values ? swizzle8(key, chunk, hd) : swizzle2(key, chunk, hd));
         if (t >= lo && t < hi) {
-            dgc_cp_async16(dst, (const uint16_t *)from + (slot_of(kv, t) * kv->kv_heads + kvh) * hd + chunk * 8);
+            dgc_cp_async16(dst, (const uint16_t *)from + (dgc_slot(kv, t) * kv->kv_heads + kvh) * hd + chunk * 8);
         } else {
 #pragma unroll
             for (int j = 0; j < 8; j++)
