@@ -96,6 +96,15 @@ static void kb_compare(const char *what, const float *got, const float *want, co
     fflush(stdout);
 }
 
+static double kb_report(const char *how, const char *name, const char *shape, std::vector<double> &t, double bytes, double flops) {
+    std::sort(t.begin(), t.end());
+    double m = t[t.size() / 2], fb = bytes / kb_copy * 1e6, ff = flops / kb_gemm * 1e6, fl = std::max(fb, ff);
+    printf("%s,%s,%s,us,%.2f,p10,%.2f,p90,%.2f,TBps,%.3f,TFLOPs,%.1f,floor_bytes_us,%.2f,floor_flops_us,%.2f,floor_ratio,%.3f\n", how, name, shape,
+           m, t[t.size() / 10], t[t.size() * 9 / 10], bytes / m * 1e-6, flops / m * 1e-6, fb, ff, fl / m);
+    fflush(stdout);
+    return m;
+}
+
 /* us per call: reps samples of `inner` calls fn(i) each; prints median and the 10th and 90th percentile against the larger floor. */
 static double kb_time(const char *name, const char *shape, int inner, double bytes, double flops, const std::function<void(int)> &fn) {
     cudaEvent_t a, b;
@@ -115,11 +124,7 @@ static double kb_time(const char *name, const char *shape, int inner, double byt
         if (r >= 3)
             t.push_back(ms * 1e3 / inner);
     }
-    std::sort(t.begin(), t.end());
-    double m = t[t.size() / 2], fb = bytes / kb_copy * 1e6, ff = flops / kb_gemm * 1e6, fl = std::max(fb, ff);
-    printf("time,%s,%s,us,%.2f,p10,%.2f,p90,%.2f,TBps,%.3f,TFLOPs,%.1f,floor_bytes_us,%.2f,floor_flops_us,%.2f,floor_ratio,%.3f\n", name, shape,
-           m, t[t.size() / 10], t[t.size() * 9 / 10], bytes / m * 1e-6, flops / m * 1e-6, fb, ff, fl / m);
-    fflush(stdout);
+    double m = kb_report("time", name, shape, t, bytes, flops);
     CK(cudaEventDestroy(a));
     CK(cudaEventDestroy(b));
     return m;
@@ -151,37 +156,26 @@ static double kb_time_graph(const char *name, const char *shape, int inner, doub
         if (r >= 3)
             t.push_back(ms * 1e3 / inner);
     }
-    std::sort(t.begin(), t.end());
-    double m = t[t.size() / 2], fb = bytes / kb_copy * 1e6, ff = flops / kb_gemm * 1e6, fl = std::max(fb, ff);
-    printf("graph,%s,%s,us,%.2f,p10,%.2f,p90,%.2f,TBps,%.3f,TFLOPs,%.1f,floor_bytes_us,%.2f,floor_flops_us,%.2f,floor_ratio,%.3f\n", name, shape,
-           m, t[t.size() / 10], t[t.size() * 9 / 10], bytes / m * 1e-6, flops / m * 1e-6, fb, ff, fl / m);
-    fflush(stdout);
+    double m = kb_report("graph", name, shape, t, bytes, flops);
     CK(cudaGraphExecDestroy(x));
     CK(cudaGraphDestroy(g));
     CK(cudaStreamDestroy(s));
     return m;
 }
 
-static void kb_launch(const void *k, dim3 grid, int threads, size_t smem, cudaStream_t s, void **args, int cluster = 1) {
+static void kb_launch(const void *k, dim3 grid, int threads, size_t smem, cudaStream_t s, void **args) {
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = smem;
     c.stream = s;
-    cudaLaunchAttribute at;
-    at.id = cudaLaunchAttributeClusterDimension;
-    at.val.clusterDim.x = cluster;
-    at.val.clusterDim.y = 1;
-    at.val.clusterDim.z = 1;
-    c.attrs = &at;
-    c.numAttrs = cluster > 1;
     if (smem > 48 * 1024)
         CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     CK(cudaLaunchKernelExC(&c, k, args));
 }
-template <class... A> static void kb_run(const void *k, dim3 grid, int threads, size_t smem, cudaStream_t s, int cluster, A... a) {
+template <class... A> static void kb_run(const void *k, dim3 grid, int threads, size_t smem, cudaStream_t s, A... a) {
     void *args[] = {(void *)&a...};
-    kb_launch(k, grid, threads, smem, s, args, cluster);
+    kb_launch(k, grid, threads, smem, s, args);
 }
 
 /* A tensor map of rows x cols elements, row after row `pitch` bytes apart, in device memory. */
@@ -198,7 +192,8 @@ static void *kb_map(CUtensorMapDataType type, const void *p, uint64_t cols, uint
     alignas(64) CUtensorMap m;
     cuuint64_t dims[2] = {cols, rows}, strides[1] = {pitch};
     cuuint32_t box[2] = {box_cols, box_rows}, es[2] = {1, 1};
-    CUresult r = enc(&m, type, 2, (void *)p, dims, strides, box, es, CU_TENSOR_MAP_INTERLEAVE_NONE, sw, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+    CUresult r = enc(&m, type, 2, (void *)p, dims, strides, box, es, CU_TENSOR_MAP_INTERLEAVE_NONE, sw,
+                     sw == CU_TENSOR_MAP_SWIZZLE_NONE ? CU_TENSOR_MAP_L2_PROMOTION_NONE : CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
                      CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS) {
         printf("FAIL,cuTensorMapEncodeTiled,%d\n", (int)r);

@@ -79,11 +79,10 @@ struct moe_up_variant {
     int nmax, threads;
     size_t smem;
 };
-static const moe_up_variant moe_up[] = {{"up_n32", (const void *)dg_sm90_moe_up_n32, 32, 640, 229440},
-                                        {"up_n32s", (const void *)dg_sm90_moe_up_n32s, 32, 640, 229440},
+static const moe_up_variant moe_up[] = {{"up_n24", (const void *)dg_sm90_moe_up_n24, 24, 640, 227648},
                                         {"up_n64", (const void *)dg_sm90_moe_up_n64, 64, 640, 221232},
                                         {"up_n128", (const void *)dg_sm90_moe_up_n128, 128, 384, 172064}};
-static const moe_up_variant moe_down[] = {{"down_n32", (const void *)dg_sm90_moe_down_n32, 32, 640, 231040},
+static const moe_up_variant moe_down[] = {{"down_n24", (const void *)dg_sm90_moe_down_n24, 24, 640, 208512},
                                           {"down_n64", (const void *)dg_sm90_moe_down_n64, 64, 640, 231040}};
 
 enum moe_routing { ROUTE_RANDOM, ROUTE_SAME, ROUTE_SKEWED };
@@ -110,7 +109,8 @@ static std::vector<int> moe_route(const moe_shape &s, int rows, moe_routing kind
     return e;
 }
 
-static void moe_bench(void) {
+/* iterations > 0: the layer's kernels that often with a check after each, nothing else. */
+static void moe_bench(int iterations) {
     moe_shape s;
     const int L = 3, max_rows = 2048, max_pairs = max_rows * s.topk;
     size_t up_bytes = (size_t)s.experts * 2 * s.moe * (s.K / 32 * 20), down_bytes = (size_t)s.experts * s.K * (s.moe / 32 * 20);
@@ -130,7 +130,7 @@ static void moe_bench(void) {
     float *got = kb_alloc<float>((size_t)max_pairs * s.K), *want = kb_alloc<float>((size_t)max_pairs * s.K),
           *bound = kb_alloc<float>((size_t)max_pairs * s.K), *d2 = kb_alloc<float>((size_t)max_pairs * s.K);
     int *ex = kb_alloc<int>(max_pairs), *sp = kb_alloc<int>(max_pairs), *ne = kb_alloc<int>(1);
-    dg_moe_entry *en = kb_alloc<dg_moe_entry>(s.experts + max_pairs / 32 + 1);
+    dg_moe_entry *en = kb_alloc<dg_moe_entry>(s.experts + max_pairs / 24 + 1);
     kb_fill_bf16(x, (size_t)max_rows * s.K, 1.0f);
     std::vector<float> hw(max_pairs);
     for (int i = 0; i < max_pairs; i++)
@@ -138,21 +138,44 @@ static void moe_bench(void) {
     CK(cudaMemcpy(wt, hw.data(), max_pairs * 4, cudaMemcpyHostToDevice));
 
     auto plan = [&](int rows, int nmax, cudaStream_t st) {
-        kb_run((const void *)dg_sm90_moe_plan, 1 + (rows * (s.K / 64) + 255) / 256, 256, 0, st, 1, (const int *)ex, rows * s.topk, s.experts, nmax, sp,
+        kb_run((const void *)dg_sm90_moe_plan, 1 + (rows * (s.K / 64) + 255) / 256, 256, 0, st, (const int *)ex, rows * s.topk, s.experts, nmax, sp,
                en, ne, (const dg_bf16 *)x, (long long)s.K, rows, s.K, xp);
     };
     auto up = [&](const moe_up_variant &v, int l, cudaStream_t st) {
-        kb_run(v.fn, kb_sms, v.threads, v.smem, st, 1, (const void *)map[l], (const dg_bf16 *)xp, s.K, s.moe, s.topk, (const dg_moe_entry *)en,
+        kb_run(v.fn, kb_sms, v.threads, v.smem, st, (const void *)map[l], (const dg_bf16 *)xp, s.K, s.moe, s.topk, (const dg_moe_entry *)en,
                (const int *)ne, (const int *)sp, h);
     };
     auto down = [&](const moe_up_variant &v, int l, cudaStream_t st) {
-        kb_run(v.fn, kb_sms, v.threads, v.smem, st, 1, (const unsigned char *)wd[l], (const dg_bf16 *)h, s.moe, s.K, (const dg_moe_entry *)en,
+        kb_run(v.fn, kb_sms, v.threads, v.smem, st, (const unsigned char *)wd[l], (const dg_bf16 *)h, s.moe, s.K, (const dg_moe_entry *)en,
                (const int *)ne, (const int *)sp, d);
     };
     auto sum = [&](int rows, cudaStream_t st) {
-        kb_run((const void *)dg_sm90_moe_sum, dim3(rows, (s.K / 4 + 351) / 352), 352, 0, st, 1, (const float *)d, (const float *)wt, s.topk, s.K, y,
+        kb_run((const void *)dg_sm90_moe_sum, dim3(rows, (s.K / 4 + 351) / 352), 352, 0, st, (const float *)d, (const float *)wt, s.topk, s.K, y,
                (long long)s.K);
     };
+    if (iterations > 0) {
+        std::vector<int> e = moe_route(s, 256, ROUTE_RANDOM);
+        CK(cudaMemcpy(ex, e.data(), e.size() * 4, cudaMemcpyHostToDevice));
+        for (int i = 0; i < iterations; i++) {
+            auto step = [&](const char *what) {
+                cudaError_t r = cudaDeviceSynchronize();
+                if (r != cudaSuccess) {
+                    printf("FAIL,iteration %d,%s,%s\n", i, what, cudaGetErrorString(r));
+                    exit(1);
+                }
+            };
+            plan(256, 24, 0);
+            step("plan");
+            up(moe_up[0], i % L, 0);
+            step("up");
+            down(moe_down[0], i % L, 0);
+            step("down");
+            sum(256, 0);
+            step("sum");
+        }
+        printf("ok,%d iterations\n", iterations);
+        return;
+    }
     struct {
         const char *name;
         int rows;
@@ -185,12 +208,12 @@ static void moe_bench(void) {
                 kb_compare(what, got, want, bound, (size_t)pairs * s.moe);
             }
             if (c.rows >= 256)
-                kb_time(v.name, c.name, 6, active * up_bytes, fl_up, [&](int i) { up(v, i % L, 0); });
+                kb_time_graph(v.name, c.name, 12, active * up_bytes, fl_up, [&](int i, cudaStream_t st) { up(v, i % L, st); });
             up(v, 0, 0);
         }
         for (auto &v : moe_down) {
             plan(c.rows, v.nmax, 0);
-            up(moe_up[v.nmax == 32 ? 0 : 2], 0, 0);
+            up(moe_up[v.nmax == 24 ? 0 : 1], 0, 0);
             kb_poison(d, (size_t)pairs * s.K * 4);
             down(v, 0, 0);
             CKL();
@@ -214,7 +237,7 @@ static void moe_bench(void) {
             }
             first = false;
             if (c.rows >= 256)
-                kb_time(v.name, c.name, 6, active * down_bytes, fl_down, [&](int i) { down(v, i % L, 0); });
+                kb_time_graph(v.name, c.name, 12, active * down_bytes, fl_down, [&](int i, cudaStream_t st) { down(v, i % L, st); });
             down(v, 0, 0);
         }
         kb_poison(y, (size_t)c.rows * s.K * 4);
@@ -224,14 +247,16 @@ static void moe_bench(void) {
         snprintf(what, sizeof what, "sum %s", c.name);
         kb_compare(what, y, want, bound, (size_t)c.rows * s.K);
         if (c.rows >= 256) {
-            kb_time("plan", c.name, 6, (double)c.rows * s.K * 4, 0, [&](int) { plan(c.rows, 32, 0); });
-            kb_time("sum", c.name, 6, (double)(pairs + c.rows) * s.K * 4, 0, [&](int) { sum(c.rows, 0); });
-            kb_time_graph("experts_layer_n32", c.name, 30, active * (up_bytes + down_bytes), fl_up + fl_down, [&](int i, cudaStream_t st) {
-                plan(c.rows, 32, st);
-                up(moe_up[0], i % L, st);
-                down(moe_down[0], i % L, st);
-                sum(c.rows, st);
-            });
+            kb_time_graph("plan", c.name, 12, (double)c.rows * s.K * 4, 0, [&](int, cudaStream_t st) { plan(c.rows, 24, st); });
+            kb_time_graph("sum", c.name, 12, (double)(pairs + c.rows) * s.K * 4, 0, [&](int, cudaStream_t st) { sum(c.rows, st); });
+            for (int w = 0; w < 2; w++)
+                kb_time_graph(w ? "experts_layer_n64" : "experts_layer_n24", c.name, 30, active * (up_bytes + down_bytes), fl_up + fl_down,
+                              [&](int i, cudaStream_t st) {
+                                  plan(c.rows, w ? 64 : 24, st);
+                                  up(moe_up[w], i % L, st);
+                                  down(moe_down[w], i % L, st);
+                                  sum(c.rows, st);
+                              });
         }
     }
     for (int l = 0; l < L; l++) {

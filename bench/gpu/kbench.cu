@@ -1,6 +1,7 @@
 /* Bench of the Hopper kernels on their own: each is checked against a plain reference on fresh random data, then timed against floors
  * probed in the same run. Build: nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -o kbench kbench.cu
- * Run: kbench [seed] [part...]; parts: probe moe gemm head. Prints CSV; exit status 1 when a check failed. */
+ * Run: kbench [seed] [part...]; parts: probe moe moe=N gemm head (moe=N: N layers
+ * launch by launch, for the sanitizer). Prints CSV; exit status 1 when a check failed. */
 #include "kb.cuh"
 #include "kb_gemm.cuh"
 #include "kb_moe.cuh"
@@ -52,9 +53,14 @@ int main(int argc, char **argv) {
     if (want("probe"))
         probe();
     if (want("moe"))
-        moe_bench();
+        moe_bench(0);
+    for (int i = 2; i < argc; i++)
+        if (strncmp(argv[i], "moe=", 4) == 0)
+            moe_bench(atoi(argv[i] + 4));
     if (want("gemm"))
         gemm_bench();
+    if (want("head"))
+        head_bench();
     printf("checks_failed,%d\n", kb_failures);
     return kb_failures != 0;
 }

@@ -4,8 +4,13 @@
 
 #define DG_FN static __device__ __forceinline__
 
+#define DG_INF __int_as_float(0x7f800000)
+
 typedef unsigned short dg_bf16;
 typedef unsigned long long dg_u64;
+
+/* All kernels' dynamic shared memory. */
+extern __shared__ __align__(1024) unsigned char dg_dyn[];
 
 DG_FN unsigned dg_smem(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
@@ -30,18 +35,12 @@ DG_FN float dg_gelu(float x) {
 /* ---- mbarriers: addresses are shared-space u32 ---- */
 DG_FN void dg_bar_init(unsigned bar, unsigned count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 DG_FN void dg_bar_init_fence(void) {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 DG_FN void dg_bar_expect(unsigned bar, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
 DG_FN void dg_bar_arrive(unsigned bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-/* Arrives at the same barrier of another block of the cluster. */
-DG_FN void dg_bar_arrive_cluster(unsigned bar, unsigned rank) {
-    asm volatile("{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [a];\n}" ::"r"(bar), "r"(rank)
-                 : "memory");
-}
 DG_FN void dg_bar_wait(unsigned bar, unsigned parity) {
     asm volatile("{\n.reg .pred p;\nW_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1, 0x989680;\n@p bra D_%=;\nbra W_%=;\nD_%=:\n}" ::"r"(bar), "r"(parity)
                  : "memory");
@@ -66,13 +65,6 @@ DG_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned bar
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
 }
-/* To the same offset of every block in mask; each block's barrier of that offset gets the bytes. */
-DG_FN void dg_tma_load_multicast(unsigned dst, const void *map, int x, int y, unsigned bar, unsigned short mask, dg_u64 policy) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5, %6;" ::"r"(dst),
-        "l"(map), "r"(x), "r"(y), "r"(bar), "h"(mask), "l"(policy)
-        : "memory");
-}
 DG_FN dg_u64 dg_policy_first(void) {
     dg_u64 p;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
@@ -84,20 +76,10 @@ DG_FN dg_u64 dg_policy_last(void) {
     return p;
 }
 
-/* ---- clusters ---- */
-DG_FN unsigned dg_cluster_rank(void) {
-    unsigned r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-DG_FN void dg_cluster_sync(void) {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
 /* ---- wgmma ---- */
-/* K-major operand of rows of 128 bytes (64 bf16), 128-byte swizzle, 8-row groups 1024 bytes apart; addr 1024-aligned.
- * One k16 step onwards is + 2. */
-DG_FN dg_u64 dg_desc_sw128(unsigned addr) { return (dg_u64)((addr & 0x3ffff) >> 4) | (dg_u64)1 << 16 | (dg_u64)64 << 32 | (dg_u64)1 << 62; }
+/* Low word of the descriptor of a K-major operand: rows of 128 bytes (64 bf16), 128-byte swizzle, 8-row groups 1024 bytes apart; addr
+ * 1024-aligned. One k16 step onwards is + 2. The high word (group stride 64, swizzle mode 1) is the constant in the wrappers. */
+DG_FN unsigned dg_desc_sw128(unsigned addr) { return (addr & 0x3ffff) >> 4 | 1u << 16; }
 /* Byte offset of 16-byte chunk c of row r in such an operand. */
 DG_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
@@ -110,83 +92,47 @@ template <int R> DG_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.sy
 /* d += a . b for 64 rows and N columns, k16. The wrappers below differ in N alone (the number of accumulators picks one). */
 #define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
-DG_FN void dg_wgmma_rs(float (&d)[4], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
-        : DG_ACC4(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DG_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
-        : DG_ACC8(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DG_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
+DG_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%16, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
-        "{%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
+        "{%12, %13, %14, %15}, b, 1, 1, 1, 0;\n}"
         : DG_ACC8(0), DG_ACC4(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_rs(float (&d)[16], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
-        : DG_ACC8(0), DG_ACC8(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DG_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+DG_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
+        "{%32, %33, %34, %35}, b, 1, 1, 1, 0;\n}"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_rs(float (&d)[48], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "{%48, %49, %50, %51}, %52, 1, 1, 1, 0;"
-        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DG_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+DG_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
+        "{%64, %65, %66, %67}, b, 1, 1, 1, 0;\n}"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
           DG_ACC8(48), DG_ACC8(56)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_ss(float (&d)[32], unsigned long long a, unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "%32, %33, 1, 1, 1, 0, 0;"
-        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
-        : "l"(a), "l"(b));
-}
-DG_FN void dg_wgmma_ss(float (&d)[64], unsigned long long a, unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+DG_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, 1, 1, 1, 0, 0;"
+        "a, b, 1, 1, 1, 0, 0;\n}"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
           DG_ACC8(48), DG_ACC8(56)
-        : "l"(a), "l"(b));
+        : "r"(a), "r"(b));
 }
-DG_FN void dg_wgmma_ss(float (&d)[128], unsigned long long a, unsigned long long b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
+DG_FN void dg_wgmma_ss(float (&d)[128], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%128, 0x40000040};\nmov.b64 b, {%129, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -195,11 +141,11 @@ DG_FN void dg_wgmma_ss(float (&d)[128], unsigned long long a, unsigned long long
         "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
         "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
         "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "%128, %129, 1, 1, 1, 0, 0;"
+        "a, b, 1, 1, 1, 0, 0;\n}"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
           DG_ACC8(48), DG_ACC8(56), DG_ACC8(64), DG_ACC8(72), DG_ACC8(80), DG_ACC8(88),
           DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
-        : "l"(a), "l"(b));
+        : "r"(a), "r"(b));
 }
 
 #undef DG_ACC4

@@ -41,7 +41,8 @@ DG_FN int dg_perm_inv(int e) {
 DG_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned (&p)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        unsigned v = ((w >> (4 * i)) & 0x000f000fu) | 0x43004300u;
+        unsigned v;
+        asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(w >> (4 * i)), "r"(0x000f000fu), "r"(0x43004300u)); /* (a & b) | c */
         asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(v) : "r"(v), "r"(0x43004300u));
         asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(p[i]) : "r"(v), "r"(s2), "r"(m2));
     }
@@ -59,21 +60,26 @@ DG_FN struct dg_q4_lane dg_q4_lane_init(int t) {
     l.ws = t >= 2 ? 20 : 0;
     return l;
 }
-DG_FN void dg_q4_group(const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, unsigned (&a)[4][4]) {
+/* What a lane needs of a group: two words and scale|min of each of its rows. Loaded a group ahead of its use. */
+struct dg_q4_raw {
     unsigned w[2][2], sm[2];
-    w[0][0] = *(const unsigned *)(r0 + l.wa);
-    w[0][1] = *(const unsigned *)(r0 + l.wb);
-    sm[0] = *(const unsigned *)(r0 + l.ws);
-    w[1][0] = *(const unsigned *)(r1 + l.wa);
-    w[1][1] = *(const unsigned *)(r1 + l.wb);
-    sm[1] = *(const unsigned *)(r1 + l.ws);
+};
+DG_FN void dg_q4_load(const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, struct dg_q4_raw &v) {
+    v.w[0][0] = *(const unsigned *)(r0 + l.wa);
+    v.w[0][1] = *(const unsigned *)(r0 + l.wb);
+    v.sm[0] = *(const unsigned *)(r0 + l.ws);
+    v.w[1][0] = *(const unsigned *)(r1 + l.wa);
+    v.w[1][1] = *(const unsigned *)(r1 + l.wb);
+    v.sm[1] = *(const unsigned *)(r1 + l.ws);
+}
+DG_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        unsigned s2 = __byte_perm(sm[r], 0, 0x1010), m2 = __byte_perm(sm[r], 0, 0x3232);
+        unsigned s2 = __byte_perm(v.sm[r], 0, 0x1010), m2 = __byte_perm(v.sm[r], 0, 0x3232);
 #pragma unroll
         for (int i = 0; i < 2; i++) {
             unsigned p[4];
-            dg_q4_word(w[r][i], s2, m2, p);
+            dg_q4_word(v.w[r][i], s2, m2, p);
             a[2 * i][r] = p[0];
             a[2 * i][r + 2] = p[1];
             a[2 * i + 1][r] = p[2];
@@ -82,12 +88,34 @@ DG_FN void dg_q4_group(const unsigned char *r0, const unsigned char *r1, struct 
     }
 }
 /* acc += the group; b: descriptor of the tokens' 64 columns. */
-template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], dg_u64 b) {
+template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
     dg_wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; s++)
         dg_wgmma_rs(acc, a[s], b + 2 * s);
     dg_wgmma_commit();
+}
+
+/* acc += one chunk of UP_KC: four groups, the next one decoded while the tensor cores work on the last. Returns with all done.
+ * step: 16-byte units from one group's columns of the tokens to the next's. */
+template <int R> DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, unsigned b, unsigned step) {
+    struct dg_q4_raw v;
+    unsigned a0[4][4], a1[4][4];
+    dg_q4_load(r0, r1, l, v);
+    dg_q4_decode(v, a0);
+    dg_q4_load(r0 + 40, r1 + 40, l, v);
+    dg_q4_issue(acc, a0, b);
+    dg_q4_decode(v, a1);
+    dg_q4_load(r0 + 80, r1 + 80, l, v);
+    dg_q4_issue(acc, a1, b + step);
+    dg_wgmma_wait<1>();
+    dg_q4_decode(v, a0);
+    dg_q4_load(r0 + 120, r1 + 120, l, v);
+    dg_q4_issue(acc, a0, b + 2 * step);
+    dg_wgmma_wait<1>();
+    dg_q4_decode(v, a1);
+    dg_q4_issue(acc, a1, b + 3 * step);
+    dg_wgmma_wait<0>();
 }
 
 /* Sorts the pairs and permutes the activations.
@@ -191,58 +219,39 @@ DG_FN struct up_tile up_tile_at(const struct dg_moe_entry *entries, int u, int e
     return t;
 }
 
-/* WG: consumer warpgroups; NMAX: tokens a tile has at most; an entry of at most NLOW tokens runs as one of NLOW. */
+/* WG: consumer warpgroups; NMAX: tokens a tile has at most. */
 template <int WG, int NMAX, int STAGES> struct up_smem {
     static constexpr int a_bytes = WG * UP_BLOCK, b_bytes = NMAX * UP_KC * 2, stage = a_bytes + b_bytes;
     static constexpr int bytes = STAGES * stage + STAGES * 16;
 };
 
-template <int N, int WG, int NMAX, int STAGES>
+template <int WG, int NMAX, int STAGES>
 DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int chunks, int &stage, unsigned &phase, const struct up_tile &t,
                       dg_bf16 *h, int moe) {
     using S = up_smem<WG, NMAX, STAGES>;
-    int wg = threadIdx.x >> 7, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     struct dg_q4_lane l = dg_q4_lane_init(q);
-    float acc[N / 2];
+    float acc[NMAX / 2];
 #pragma unroll
-    for (int i = 0; i < N / 2; i++)
+    for (int i = 0; i < NMAX / 2; i++)
         acc[i] = 0;
-    unsigned a0[4][4], a1[4][4];
-    int prev = -1;
     for (int c = 0; c < chunks; c++) {
         dg_bar_wait(full + stage * 8, phase);
         dg_fence_async();
         unsigned char *st = smem + stage * S::stage;
-        const unsigned char *r0 = st + wg * UP_BLOCK + (warp * 8 + g) * UP_ROW, *r1 = r0 + 32 * UP_ROW;
-        dg_u64 b = dg_desc_sw128(dg_smem(st + S::a_bytes));
-        constexpr int step = NMAX * 128 >> 4;
-        dg_q4_group(r0, r1, l, a0);
-        dg_q4_issue(acc, a0, b);
-        dg_wgmma_wait<1>();
-        if (prev >= 0 && lane == 0)
-            dg_bar_arrive(empty + prev * 8);
-        dg_q4_group(r0 + 40, r1 + 40, l, a1);
-        dg_q4_issue(acc, a1, b + step);
-        dg_wgmma_wait<1>();
-        dg_q4_group(r0 + 80, r1 + 80, l, a0);
-        dg_q4_issue(acc, a0, b + 2 * step);
-        dg_wgmma_wait<1>();
-        dg_q4_group(r0 + 120, r1 + 120, l, a1);
-        dg_q4_issue(acc, a1, b + 3 * step);
-        dg_wgmma_wait<1>();
-        prev = stage;
+        const unsigned char *r0 = st + wg * UP_BLOCK + (warp * 8 + g) * UP_ROW;
+        dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), NMAX * 128 >> 4);
+        if (lane == 0)
+            dg_bar_arrive(empty + stage * 8);
         if (++stage == STAGES) {
             stage = 0;
             phase ^= 1;
         }
     }
-    dg_wgmma_wait<0>();
-    if (lane == 0)
-        dg_bar_arrive(empty + prev * 8);
     int f = (t.block + wg) * 32 + warp * 8 + g;
     dg_bf16 *dst = h + (long long)t.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
 #pragma unroll
-    for (int i = 0; i < N / 8; i++)
+    for (int i = 0; i < NMAX / 8; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int n = 8 * i + 2 * q + j;
@@ -251,13 +260,13 @@ DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int ch
         }
 }
 
-template <int WG, int NLOW, int NMAX, int STAGES>
+template <int WG, int NMAX, int STAGES>
 DG_FN void up_body(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries, const int *n_entries,
                    const int *slot_pair, dg_bf16 *h) {
     using S = up_smem<WG, NMAX, STAGES>;
-    extern __shared__ __align__(1024) unsigned char smem[];
+    unsigned char *smem = dg_dyn;
     unsigned full = dg_smem(smem + STAGES * S::stage), empty = full + STAGES * 8;
-    int wg = threadIdx.x >> 7, tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             dg_bar_init(full + i * 8, 1 + 128);
@@ -320,80 +329,218 @@ DG_FN void up_body(const void *map, const dg_bf16 *xp, int K, int moe, int topk,
             }
             continue;
         }
-#define UP_CASE(N) up_consume<N, WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe)
-        if (NLOW < NMAX && t.n <= NLOW)
-            UP_CASE(NLOW);
-        else
-            UP_CASE(NMAX);
-#undef UP_CASE
+        up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe);
+    }
+}
+
+/* The variant for few tokens an expert: all of K of an entry's tokens stays in shared memory (UP_RES_N tokens at most), and each
+ * warpgroup streams its own blocks of weight rows past it, so no tile is cut at an entry's end and the tokens are read about once per
+ * entry and multiprocessor. A slot of the ring is one block's 256 of K. The tokens' chunks have barriers of their own: a chunk is
+ * reloaded for the next entry as soon as the last warpgroup is past it. */
+#define UP_RES_N 24
+#define UP_SLOTS 9
+#define UP_RES_CHUNK (UP_RES_N * UP_KC * 2)
+
+struct up_res_bars {
+    unsigned a_full, a_empty, b_full, b_empty;
+};
+
+DG_FN void up_res_weights(const void *map, int moe, const struct dg_moe_entry *entries, int blocks, int chunks, int begin, int end, unsigned ring,
+                          struct up_res_bars bar) {
+    dg_u64 policy = dg_policy_first();
+    int slot = 0;
+    unsigned phase = 0;
+    for (int u = begin; u < end; u += 4) {
+        int n = min(4, end - u), row[4];
+        for (int w = 0; w < 4; w++)
+            row[w] = w < n ? entries[(u + w) / blocks].expert * 2 * moe + (u + w) % blocks * 32 : 0;
+        for (int c = 0; c < chunks; c++)
+#pragma unroll
+            for (int w = 0; w < 4; w++)
+                if (w < n) {
+                    unsigned at = ring + slot * UP_BLOCK, full = bar.a_full + slot * 8;
+                    dg_bar_wait(bar.a_empty + slot * 8, phase ^ 1);
+                    dg_bar_expect(full, UP_BLOCK);
+                    dg_tma_load(at, map, c * UP_ROW, row[w], full, policy);
+                    dg_tma_load(at + UP_BLOCK / 2, map, c * UP_ROW, row[w] + moe, full, policy);
+                    if (++slot == UP_SLOTS) {
+                        slot = 0;
+                        phase ^= 1;
+                    }
+                }
+    }
+}
+
+/* Three warps (0 to 2 here): row n of an entry belongs to warp n % 3. */
+DG_FN void up_res_tokens(const dg_bf16 *xp, int K, int topk, const struct dg_moe_entry *entries, const int *slot_pair, int blocks, int chunks,
+                         int begin, int end, unsigned b, struct up_res_bars bar, int warp) {
+    int lane = threadIdx.x & 31;
+    unsigned phase = 0;
+    for (int u = begin; u < end; u = (u / blocks + 1) * blocks, phase ^= 1) {
+        struct dg_moe_entry e = entries[u / blocks];
+        int src = lane * 3 + warp < e.n ? slot_pair[e.slot + lane * 3 + warp] / topk : 0;
+        for (int c = 0; c < chunks; c++) {
+            dg_bar_wait(bar.b_empty + c * 8, phase ^ 1);
+            unsigned at = b + c * UP_RES_CHUNK + (lane >> 3) * (UP_RES_N * 128);
+            for (int i = 0, n = warp; n < e.n; i++, n += 3) {
+                long long r = __shfl_sync(~0u, src, i);
+                dg_cp_async16(at + dg_sw128(n, lane & 7), xp + r * K + c * UP_KC + lane * 8);
+            }
+            dg_cp_async_arrive(bar.b_full + c * 8);
+        }
+    }
+}
+
+DG_FN void up_res_consume(const unsigned char *ring, unsigned b_addr, const struct dg_moe_entry *entries, int blocks, int chunks, int begin, int end,
+                          struct up_res_bars bar, dg_bf16 *h, int moe) {
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    struct dg_q4_lane l = dg_q4_lane_init(q);
+    unsigned b_phase = 0;
+    int u = begin + wg; /* this warpgroup's next block */
+    for (int first = begin; first < end; b_phase ^= 1) {
+        struct dg_moe_entry e = entries[first / blocks];
+        int stop = min(end, (first / blocks + 1) * blocks);
+        first = stop;
+        if (u >= stop) /* none of this entry's blocks is ours; waiting first keeps the arrivals of two entries apart */
+            for (int c = 0; c < chunks; c++) {
+                dg_bar_wait(bar.b_full + c * 8, b_phase);
+                if (lane == 0)
+                    dg_bar_arrive(bar.b_empty + c * 8);
+            }
+        for (; u < stop; u += 4) {
+            bool last = u + 4 >= stop;
+            int round = (u - begin) >> 2, active = min(4, end - begin - round * 4), seq = round * 4 * chunks + wg;
+            float acc[UP_RES_N / 2];
+#pragma unroll
+            for (int i = 0; i < UP_RES_N / 2; i++)
+                acc[i] = 0;
+            for (int c = 0; c < chunks; c++, seq += active) {
+                int slot = seq % UP_SLOTS;
+                dg_bar_wait(bar.b_full + c * 8, b_phase);
+                dg_fence_async();
+                dg_bar_wait(bar.a_full + slot * 8, seq / UP_SLOTS & 1);
+                const unsigned char *r0 = ring + slot * UP_BLOCK + (warp * 8 + g) * UP_ROW;
+                dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(b_addr + c * UP_RES_CHUNK), UP_RES_N * 128 >> 4);
+                if (lane == 0) {
+                    dg_bar_arrive(bar.a_empty + slot * 8);
+                    if (last)
+                        dg_bar_arrive(bar.b_empty + c * 8);
+                }
+            }
+            int f = u % blocks * 32 + warp * 8 + g;
+            dg_bf16 *dst = h + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
+#pragma unroll
+            for (int i = 0; i < UP_RES_N / 8; i++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    int n = 8 * i + 2 * q + j;
+                    if (n < e.n)
+                        dst[(long long)n * moe] = dg_to_bf16(dg_gelu(acc[4 * i + j]) * acc[4 * i + 2 + j]);
+                }
+        }
+    }
+}
+
+/* As dg_sm90_moe_up_n64 below, entries with nmax = 24. K / 256 * 12288 + 92160 + 16 * (K / 256 + 9) bytes of dynamic shared memory (K 2816:
+ * 227648), which bounds K; 640 threads, one block per multiprocessor (any grid is correct). */
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_up_n24(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    unsigned char *smem = dg_dyn;
+    int blocks = moe / 32, chunks = K / UP_KC, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
+    unsigned char *ring = smem + chunks * UP_RES_CHUNK;
+    struct up_res_bars bar;
+    bar.a_full = dg_smem(ring + UP_SLOTS * UP_BLOCK);
+    bar.a_empty = bar.a_full + UP_SLOTS * 8;
+    bar.b_full = bar.a_empty + UP_SLOTS * 8;
+    bar.b_empty = bar.b_full + chunks * 8;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < UP_SLOTS; i++) {
+            dg_bar_init(bar.a_full + i * 8, 1);
+            dg_bar_init(bar.a_empty + i * 8, 4);
+        }
+        for (int i = 0; i < chunks; i++) {
+            dg_bar_init(bar.b_full + i * 8, 96);
+            dg_bar_init(bar.b_empty + i * 8, 16);
+        }
+        dg_bar_init_fence();
+    }
+    __syncthreads();
+    long long units = (long long)*n_entries * blocks;
+    int begin = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
+    if (wg == 4) {
+        dg_regs_less<40>();
+        if (warp == 3) {
+            if ((threadIdx.x & 31) == 0)
+                up_res_weights(map, moe, entries, blocks, chunks, begin, end, dg_smem(ring), bar);
+        } else {
+            up_res_tokens(xp, K, topk, entries, slot_pair, blocks, chunks, begin, end, dg_smem(smem), bar, warp);
+        }
+    } else {
+        dg_regs_more<104>();
+        up_res_consume(ring, dg_smem(smem), entries, blocks, chunks, begin, end, bar, h, moe);
     }
 }
 
 /* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups.
  * map: CUtensorMap in device memory over the stack's bytes: u8, dims {K / 32 * 20, experts * 2 * moe}, box {160, 32}, no swizzle.
- * xp: permuted bf16 [rows][K]; 256 | K, 64 | moe. entries, n_entries, slot_pair: of dg_sm90_moe_plan with nmax = 32, 64, 128.
- * Launch: one block per multiprocessor (any grid is correct); threads and dynamic shared memory in bytes: n32, n32s 640 and 229440,
+ * xp: permuted bf16 [rows][K]; 256 | K, 64 | moe. entries, n_entries, slot_pair: of dg_sm90_moe_plan with nmax = 64, 128.
+ * Launch: one block per multiprocessor (any grid is correct); threads and dynamic shared memory in bytes: 
  * n64 640 and 221232, n128 384 and 172064. */
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_up_n32(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-           const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<4, 32, 32, 4>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
-}
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_up_n32s(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-           const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<4, 16, 32, 4>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
-}
 extern "C" __global__ void __launch_bounds__(640, 1)
     dg_sm90_moe_up_n64(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
            const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<4, 64, 64, 3>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+    up_body<4, 64, 3>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
 }
 extern "C" __global__ void __launch_bounds__(384, 1)
     dg_sm90_moe_up_n128(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
            const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<2, 128, 128, 2>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+    up_body<2, 128, 2>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
 }
 
 /* ---- down ---- */
 /* A unit is 64 output rows over the whole of K: contiguous bytes, one bulk copy, one warpgroup. The tokens' h stays in shared memory
  * while the block works on an entry; B_BUFS buffers of it let the next entry's arrive meanwhile. */
-template <int N, int NMAX>
+template <int N>
 DG_FN void down_unit(const unsigned char *a, unsigned b_addr, int groups, int row_bytes, float (&acc)[N / 2]) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     struct dg_q4_lane l = dg_q4_lane_init(lane & 3);
     const unsigned char *r0 = a + (warp * 16 + (lane >> 2)) * row_bytes, *r1 = r0 + 8 * row_bytes;
-    constexpr int step = NMAX * 128 >> 4;
-    dg_u64 b = dg_desc_sw128(b_addr);
+    constexpr int step = N * 128 >> 4;
+    unsigned b = dg_desc_sw128(b_addr);
 #pragma unroll
     for (int i = 0; i < N / 2; i++)
         acc[i] = 0;
+    struct dg_q4_raw v;
     unsigned a0[4][4], a1[4][4];
+    dg_q4_load(r0, r1, l, v);
     int k = 0;
-    for (; k + 1 < groups; k += 2) {
-        dg_q4_group(r0, r1, l, a0);
+    for (; k + 1 < groups; k += 2) { /* the group after the last is read too, within the ring or its barriers, and not used */
+        dg_q4_decode(v, a0);
+        dg_q4_load(r0 + 40, r1 + 40, l, v);
         dg_q4_issue(acc, a0, b);
         dg_wgmma_wait<1>();
-        dg_q4_group(r0 + 40, r1 + 40, l, a1);
-        dg_q4_issue(acc, a1, b + step);
-        dg_wgmma_wait<1>();
+        dg_q4_decode(v, a1);
         r0 += 80;
         r1 += 80;
+        dg_q4_load(r0, r1, l, v);
+        dg_q4_issue(acc, a1, b + step);
+        dg_wgmma_wait<1>();
         b += 2 * step;
     }
     if (k < groups) {
-        dg_q4_group(r0, r1, l, a0);
+        dg_q4_decode(v, a0);
         dg_q4_issue(acc, a0, b);
     }
     dg_wgmma_wait<0>();
 }
 
-template <int N, int NMAX>
+template <int N>
 DG_FN void down_tile(const unsigned char *a, unsigned b_addr, int groups, int row_bytes, unsigned empty, const struct dg_moe_entry &e,
                      int unit, const int *slot_pair, float *d, int hidden) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     float acc[N / 2];
-    down_unit<N, NMAX>(a, b_addr, groups, row_bytes, acc);
+    down_unit<N>(a, b_addr, groups, row_bytes, acc);
     __syncwarp();
     if (lane == 0)
         dg_bar_arrive(empty);
@@ -414,11 +561,11 @@ DG_FN void down_tile(const unsigned char *a, unsigned b_addr, int groups, int ro
 template <int WG, int NMAX, int B_BUFS, int STAGES>
 DG_FN void down_body(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries, const int *n_entries,
                      const int *slot_pair, float *d) {
-    extern __shared__ __align__(1024) unsigned char smem[];
+    unsigned char *smem = dg_dyn;
     int groups = moe / 64, row_bytes = moe / 32 * 20, unit_bytes = 64 * row_bytes, b_bytes = groups * NMAX * 128;
     unsigned char *ring = smem + B_BUFS * b_bytes;
     unsigned full = dg_smem(ring + STAGES * unit_bytes), empty = full + STAGES * 8, b_full = empty + STAGES * 8, b_empty = b_full + B_BUFS * 8;
-    int wg = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, lane = tid & 31;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             dg_bar_init(full + i * 8, 1);
@@ -479,9 +626,7 @@ DG_FN void down_body(const unsigned char *w, const dg_bf16 *h, int moe, int hidd
             if (((u - begin) & (WG - 1)) == wg) {
                 dg_bar_wait(full + stage * 8, phase);
                 const unsigned char *a = ring + stage * unit_bytes;
-#define DOWN_CASE(N) down_tile<N, NMAX>(a, b, groups, row_bytes, empty + stage * 8, e, u % per, slot_pair, d, hidden)
-                DOWN_CASE(NMAX);
-#undef DOWN_CASE
+                down_tile<NMAX>(a, b, groups, row_bytes, empty + stage * 8, e, u % per, slot_pair, d, hidden);
             }
             if (++stage == STAGES) {
                 stage = 0;
@@ -499,12 +644,12 @@ DG_FN void down_body(const unsigned char *w, const dg_bf16 *h, int moe, int hidd
 
 /* d[pair][hidden] = down h[slot of the pair], f32.
  * w: the stack's bytes (q4_block [experts][hidden][moe], 16-byte aligned); h: of dg_sm90_moe_up_*; 64 | moe, moe <= 704, 64 | hidden.
- * entries with nmax = 32 (64). Launch: one block per multiprocessor, 640 threads, dynamic shared memory
- * B_BUFS * moe / 64 * nmax * 128 + 5 * 64 * (moe / 32 * 20) + 128 bytes (moe 704: 231040 for both; n32 has 2 buffers, n64 one). */
+ * entries with nmax = 24 (64). Launch: one block per multiprocessor, 640 threads, dynamic shared memory
+ * B_BUFS * moe / 64 * nmax * 128 + 5 * 64 * (moe / 32 * 20) + 128 bytes (n24 has 2 buffers, n64 one; moe 704: 208512 and 231040). */
 extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_down_n32(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
+    dg_sm90_moe_down_n24(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
                          const int *n_entries, const int *slot_pair, float *d) {
-    down_body<4, 32, 2, 5>(w, h, moe, hidden, entries, n_entries, slot_pair, d);
+    down_body<4, 24, 2, 5>(w, h, moe, hidden, entries, n_entries, slot_pair, d);
 }
 extern "C" __global__ void __launch_bounds__(640, 1)
     dg_sm90_moe_down_n64(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
