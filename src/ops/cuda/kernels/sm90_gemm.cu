@@ -93,28 +93,45 @@ DG_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct ge
     int token = threadIdx.x;
     if (token < M) {
         const float4 *z = (const float4 *)(tile + token * HEAD_PITCH);
-        float max = -DG_INF, sum = 0, moment = 0;
-        int arg = 0;
+        /* four chains, for every fourth id each, so that latencies overlap; merged in one fixed order */
+        float m[4], s[4] = {0, 0, 0, 0}, t[4] = {0, 0, 0, 0};
+        int a[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            m[j] = -DG_INF;
+            a[j] = 0;
+        }
+#pragma unroll 4
         for (int i = 0; i < rows / 4; i++) {
             float4 v = z[i];
             const float c[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int j = 0; j < 4; j++)
-                if (c[j] > max) {
-                    max = c[j];
-                    arg = 4 * i + j;
+                if (c[j] > m[j]) {
+                    m[j] = c[j];
+                    a[j] = 4 * i + j;
                 }
         }
+        float max = m[0];
+        int arg = a[0];
+#pragma unroll
+        for (int j = 1; j < 4; j++)
+            if (m[j] > max || (m[j] == max && a[j] < arg)) {
+                max = m[j];
+                arg = a[j];
+            }
+#pragma unroll 4
         for (int i = 0; i < rows / 4; i++) {
             float4 v = z[i];
             const float c[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 float d = (c[j] - max) * h.inv_t, e = __expf(d);
-                sum += e;
-                moment += e * d;
+                s[j] += e;
+                t[j] += e * d;
             }
         }
+        float sum = (s[0] + s[1]) + (s[2] + s[3]), moment = (t[0] + t[1]) + (t[2] + t[3]);
         h.partial[(long long)token * gridDim.x + blockIdx.x] = make_float4(max, __int_as_float(row + arg), sum, moment);
     }
     for (int m = threadIdx.x >> 5; m < M; m += 8)

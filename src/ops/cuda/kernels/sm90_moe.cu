@@ -87,6 +87,13 @@ DG_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
         }
     }
 }
+/* One arrival of this warp at bar, 0 for none, after all its lanes' reads. */
+DG_FN void dg_warp_arrive(unsigned bar) {
+    __syncwarp();
+    if (bar != 0 && (threadIdx.x & 31) == 0)
+        dg_bar_arrive(bar);
+    __syncwarp();
+}
 /* acc += the group; b: descriptor of the tokens' 64 columns. */
 template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
     dg_wgmma_fence();
@@ -97,8 +104,11 @@ template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][
 }
 
 /* acc += one chunk of UP_KC: four groups, the next one decoded while the tensor cores work on the last. Returns with all done.
- * step: 16-byte units from one group's columns of the tokens to the next's. */
-template <int R> DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, unsigned b, unsigned step) {
+ * step: 16-byte units from one group's columns of the tokens to the next's. release: barrier to arrive at once the weights have been
+ * read, 0 for none. */
+template <int R>
+DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, unsigned b, unsigned step,
+                       unsigned release) {
     struct dg_q4_raw v;
     unsigned a0[4][4], a1[4][4];
     dg_q4_load(r0, r1, l, v);
@@ -115,21 +125,22 @@ template <int R> DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0
     dg_wgmma_wait<1>();
     dg_q4_decode(v, a1);
     dg_q4_issue(acc, a1, b + 3 * step);
+    dg_warp_arrive(release);
     dg_wgmma_wait<0>();
 }
 
 /* Sorts the pairs and permutes the activations.
- * Grid: 1 + ceil(rows * K / 64 / 256) blocks of 256 threads; block 0 sorts. experts <= 256.
+ * Grid: 1 + ceil(rows * K / 64 / 1024) blocks of 1024 threads; block 0 sorts. experts <= 256.
  * expert: [pairs] (pairs = rows * topk); slot_pair out: [pairs], pair in each slot; entries out: [experts + pairs / nmax] at most,
  * *n_entries out. x: bf16 [rows][ldx], K of them used, 64 | K; xp out: bf16 [rows][K]. */
-extern "C" __global__ void __launch_bounds__(256) dg_sm90_moe_plan(const int *expert, int pairs, int experts, int nmax, int *slot_pair,
+extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *expert, int pairs, int experts, int nmax, int *slot_pair,
                                                                    struct dg_moe_entry *entries, int *n_entries, const dg_bf16 *x,
                                                                    long long ldx, int rows, int K, dg_bf16 *xp) {
-    __shared__ int count[8][256], base[256];
+    __shared__ int count[32][256], base[256], wsum[2][8];
     int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
     if (blockIdx.x > 0) {
         int groups = K / 64;
-        long long i = (long long)(blockIdx.x - 1) * 256 + tid;
+        long long i = (long long)(blockIdx.x - 1) * 1024 + tid;
         if (i >= (long long)rows * groups)
             return;
         const uint4 *src = (const uint4 *)(x + i / groups * ldx + i % groups * 64);
@@ -152,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(256) dg_sm90_moe_plan(const int *ex
     }
     for (int i = lane; i < 256; i += 32)
         count[warp][i] = 0;
-    int part = (pairs + 255) / 256 * 32, begin = warp * part, end = min(begin + part, pairs);
+    int part = (pairs + 1023) / 1024 * 32, begin = warp * part, end = min(begin + part, pairs);
     __syncwarp();
     for (int p0 = begin; p0 < end; p0 += 32) {
         int e = p0 + lane < end ? expert[p0 + lane] : 256 + lane;
@@ -162,36 +173,42 @@ extern "C" __global__ void __launch_bounds__(256) dg_sm90_moe_plan(const int *ex
         __syncwarp();
     }
     __syncthreads();
-    int total = 0;
-    for (int w = 0; w < 8; w++) {
-        int c = count[w][tid];
-        count[w][tid] = total;
-        total += c;
-    }
-    /* Exclusive sums over experts, of pairs and of entries. */
-    int n_ent = (total + nmax - 1) / nmax, a = total, b = n_ent;
-    for (int d = 1; d < 32; d *= 2) {
-        int ua = __shfl_up_sync(~0u, a, d), ub = __shfl_up_sync(~0u, b, d);
-        if (lane >= d) {
-            a += ua;
-            b += ub;
+    /* Exclusive sums: over warps for each expert, then over experts, of pairs and of entries. */
+    int total = 0, a = 0, b = 0, n_ent = 0;
+    if (tid < 256) {
+#pragma unroll
+        for (int w = 0; w < 32; w++) {
+            int c = count[w][tid];
+            count[w][tid] = total;
+            total += c;
+        }
+        n_ent = (total + nmax - 1) / nmax;
+        a = total;
+        b = n_ent;
+        for (int d = 1; d < 32; d *= 2) {
+            int ua = __shfl_up_sync(~0u, a, d), ub = __shfl_up_sync(~0u, b, d);
+            if (lane >= d) {
+                a += ua;
+                b += ub;
+            }
+        }
+        if (lane == 31) {
+            wsum[0][warp] = a;
+            wsum[1][warp] = b;
         }
     }
-    __shared__ int wsum[2][8];
-    if (lane == 31) {
-        wsum[0][warp] = a;
-        wsum[1][warp] = b;
-    }
     __syncthreads();
-    for (int w = 0; w < warp; w++) {
-        a += wsum[0][w];
-        b += wsum[1][w];
+    if (tid < 256) {
+        for (int w = 0; w < warp; w++) {
+            a += wsum[0][w];
+            b += wsum[1][w];
+        }
+        base[tid] = a - total;
+        if (tid == 255)
+            *n_entries = b;
+        for (int i = 0; i < n_ent; i++)
+            entries[b - n_ent + i] = (struct dg_moe_entry){tid, a - total + i * nmax, min(nmax, total - i * nmax), 0};
     }
-    base[tid] = a - total;
-    if (tid == 255)
-        *n_entries = b;
-    for (int i = 0; i < n_ent; i++)
-        entries[b - n_ent + i] = (struct dg_moe_entry){tid, a - total + i * nmax, min(nmax, total - i * nmax), 0};
     __syncthreads();
     for (int p0 = begin; p0 < end; p0 += 32) {
         int e = p0 + lane < end ? expert[p0 + lane] : 256 + lane;
@@ -205,6 +222,17 @@ extern "C" __global__ void __launch_bounds__(256) dg_sm90_moe_plan(const int *ex
         }
         __syncwarp();
     }
+}
+
+/* Waits for fill k of a ring's slot where the slots go to the warpgroups in turn. A barrier's parity tells fill k from k - 1 only, and
+ * loads land in any order: while fill k - 1, another warpgroup's, is still on its way, k would look complete. So that one's release is
+ * waited for first; k - 2 was released before this warpgroup's last slot was filled, as the ring has more slots than there are
+ * warpgroups. */
+DG_FN void dg_ring_wait(unsigned full, unsigned empty, int k) {
+    if (k > 0)
+        dg_bar_wait(empty, k - 1 & 1);
+    dg_bar_wait(full, k & 1);
+    __syncwarp();
 }
 
 /* ---- gate and up ---- */
@@ -240,9 +268,8 @@ DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int ch
         dg_fence_async();
         unsigned char *st = smem + stage * S::stage;
         const unsigned char *r0 = st + wg * UP_BLOCK + (warp * 8 + g) * UP_ROW;
-        dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), NMAX * 128 >> 4);
-        if (lane == 0)
-            dg_bar_arrive(empty + stage * 8);
+        dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), NMAX * 128 >> 4, 0);
+        dg_warp_arrive(empty + stage * 8);
         if (++stage == STAGES) {
             stage = 0;
             phase ^= 1;
@@ -311,26 +338,26 @@ DG_FN void up_body(const void *map, const dg_bf16 *xp, int K, int moe, int topk,
                 }
             }
         }
-        return;
-    }
-    dg_regs_more<WG == 4 ? 104 : 224>();
-    while (u < end) {
-        struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
-        u += t.n_blocks;
-        if (wg >= t.n_blocks) {
-            for (int c = 0; c < chunks; c++) {
-                dg_bar_wait(full + stage * 8, phase);
-                if (lane == 0)
-                    dg_bar_arrive(empty + stage * 8);
-                if (++stage == STAGES) {
-                    stage = 0;
-                    phase ^= 1;
+    } else {
+        dg_regs_more<WG == 4 ? 104 : 224>();
+        while (u < end) {
+            struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
+            u += t.n_blocks;
+            if (wg >= t.n_blocks) {
+                for (int c = 0; c < chunks; c++) {
+                    dg_bar_wait(full + stage * 8, phase);
+                    dg_warp_arrive(empty + stage * 8);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        phase ^= 1;
+                    }
                 }
+                continue;
             }
-            continue;
+            up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe);
         }
-        up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe);
     }
+    __syncthreads(); /* no warp leaves with copies on the way */
 }
 
 /* The variant for few tokens an expert: all of K of an entry's tokens stays in shared memory (UP_RES_N tokens at most), and each
@@ -345,18 +372,19 @@ struct up_res_bars {
     unsigned a_full, a_empty, b_full, b_empty;
 };
 
+template <int WG>
 DG_FN void up_res_weights(const void *map, int moe, const struct dg_moe_entry *entries, int blocks, int chunks, int begin, int end, unsigned ring,
                           struct up_res_bars bar) {
     dg_u64 policy = dg_policy_first();
     int slot = 0;
     unsigned phase = 0;
-    for (int u = begin; u < end; u += 4) {
-        int n = min(4, end - u), row[4];
-        for (int w = 0; w < 4; w++)
+    for (int u = begin; u < end; u += WG) {
+        int n = min(WG, end - u), row[WG];
+        for (int w = 0; w < WG; w++)
             row[w] = w < n ? entries[(u + w) / blocks].expert * 2 * moe + (u + w) % blocks * 32 : 0;
         for (int c = 0; c < chunks; c++)
 #pragma unroll
-            for (int w = 0; w < 4; w++)
+            for (int w = 0; w < WG; w++)
                 if (w < n) {
                     unsigned at = ring + slot * UP_BLOCK, full = bar.a_full + slot * 8;
                     dg_bar_wait(bar.a_empty + slot * 8, phase ^ 1);
@@ -391,6 +419,7 @@ DG_FN void up_res_tokens(const dg_bf16 *xp, int K, int topk, const struct dg_moe
     }
 }
 
+template <int WG>
 DG_FN void up_res_consume(const unsigned char *ring, unsigned b_addr, const struct dg_moe_entry *entries, int blocks, int chunks, int begin, int end,
                           struct up_res_bars bar, dg_bf16 *h, int moe) {
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
@@ -404,12 +433,11 @@ DG_FN void up_res_consume(const unsigned char *ring, unsigned b_addr, const stru
         if (u >= stop) /* none of this entry's blocks is ours; waiting first keeps the arrivals of two entries apart */
             for (int c = 0; c < chunks; c++) {
                 dg_bar_wait(bar.b_full + c * 8, b_phase);
-                if (lane == 0)
-                    dg_bar_arrive(bar.b_empty + c * 8);
+                dg_warp_arrive(bar.b_empty + c * 8);
             }
-        for (; u < stop; u += 4) {
-            bool last = u + 4 >= stop;
-            int round = (u - begin) >> 2, active = min(4, end - begin - round * 4), seq = round * 4 * chunks + wg;
+        for (; u < stop; u += WG) {
+            bool last = u + WG >= stop;
+            int round = (u - begin) / WG, active = min(WG, end - begin - round * WG), seq = round * WG * chunks + wg;
             float acc[UP_RES_N / 2];
 #pragma unroll
             for (int i = 0; i < UP_RES_N / 2; i++)
@@ -418,14 +446,11 @@ DG_FN void up_res_consume(const unsigned char *ring, unsigned b_addr, const stru
                 int slot = seq % UP_SLOTS;
                 dg_bar_wait(bar.b_full + c * 8, b_phase);
                 dg_fence_async();
-                dg_bar_wait(bar.a_full + slot * 8, seq / UP_SLOTS & 1);
+                dg_ring_wait(bar.a_full + slot * 8, bar.a_empty + slot * 8, seq / UP_SLOTS);
                 const unsigned char *r0 = ring + slot * UP_BLOCK + (warp * 8 + g) * UP_ROW;
-                dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(b_addr + c * UP_RES_CHUNK), UP_RES_N * 128 >> 4);
-                if (lane == 0) {
-                    dg_bar_arrive(bar.a_empty + slot * 8);
-                    if (last)
-                        dg_bar_arrive(bar.b_empty + c * 8);
-                }
+                dg_q4_chunk(acc, r0, r0 + 32 * UP_ROW, l, dg_desc_sw128(b_addr + c * UP_RES_CHUNK), UP_RES_N * 128 >> 4, bar.a_empty + slot * 8);
+                if (last)
+                    dg_warp_arrive(bar.b_empty + c * 8);
             }
             int f = u % blocks * 32 + warp * 8 + g;
             dg_bf16 *dst = h + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
@@ -441,11 +466,9 @@ DG_FN void up_res_consume(const unsigned char *ring, unsigned b_addr, const stru
     }
 }
 
-/* As dg_sm90_moe_up_n64 below, entries with nmax = 24. K / 256 * 12288 + 92160 + 16 * (K / 256 + 9) bytes of dynamic shared memory (K 2816:
- * 227648), which bounds K; 640 threads, one block per multiprocessor (any grid is correct). */
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_up_n24(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+template <int WG, int MORE, int LESS>
+DG_FN void up_res_body(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries, const int *n_entries,
+                       const int *slot_pair, dg_bf16 *h) {
     unsigned char *smem = dg_dyn;
     int blocks = moe / 32, chunks = K / UP_KC, wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5 & 3, 0);
     unsigned char *ring = smem + chunks * UP_RES_CHUNK;
@@ -461,25 +484,40 @@ extern "C" __global__ void __launch_bounds__(640, 1)
         }
         for (int i = 0; i < chunks; i++) {
             dg_bar_init(bar.b_full + i * 8, 96);
-            dg_bar_init(bar.b_empty + i * 8, 16);
+            dg_bar_init(bar.b_empty + i * 8, WG * 4);
         }
         dg_bar_init_fence();
     }
     __syncthreads();
     long long units = (long long)*n_entries * blocks;
     int begin = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
-    if (wg == 4) {
-        dg_regs_less<40>();
+    if (wg == WG) {
+        dg_regs_less<LESS>();
         if (warp == 3) {
             if ((threadIdx.x & 31) == 0)
-                up_res_weights(map, moe, entries, blocks, chunks, begin, end, dg_smem(ring), bar);
+                up_res_weights<WG>(map, moe, entries, blocks, chunks, begin, end, dg_smem(ring), bar);
+            __syncwarp();
         } else {
             up_res_tokens(xp, K, topk, entries, slot_pair, blocks, chunks, begin, end, dg_smem(smem), bar, warp);
         }
     } else {
-        dg_regs_more<104>();
-        up_res_consume(ring, dg_smem(smem), entries, blocks, chunks, begin, end, bar, h, moe);
+        dg_regs_more<MORE>();
+        up_res_consume<WG>(ring, dg_smem(smem), entries, blocks, chunks, begin, end, bar, h, moe);
     }
+    __syncthreads(); /* no warp leaves with copies on the way */
+}
+
+/* As dg_sm90_moe_up_n64 below, entries with nmax = 24. K / 256 * 12288 + 92160 + 16 * (K / 256 + 9) bytes of dynamic shared memory (K 2816:
+ * 227648), which bounds K; one block per multiprocessor (any grid is correct); n24 640 threads, n24w5 768. */
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_up_n24(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                           const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    up_res_body<4, 104, 40>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+}
+extern "C" __global__ void __launch_bounds__(768, 1)
+    dg_sm90_moe_up_n24w5(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                             const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    up_res_body<5, 88, 40>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
 }
 
 /* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups.
@@ -502,7 +540,7 @@ extern "C" __global__ void __launch_bounds__(384, 1)
 /* A unit is 64 output rows over the whole of K: contiguous bytes, one bulk copy, one warpgroup. The tokens' h stays in shared memory
  * while the block works on an entry; B_BUFS buffers of it let the next entry's arrive meanwhile. */
 template <int N>
-DG_FN void down_unit(const unsigned char *a, unsigned b_addr, int groups, int row_bytes, float (&acc)[N / 2]) {
+DG_FN void down_unit(const unsigned char *a, unsigned b_addr, int groups, int row_bytes, unsigned release, float (&acc)[N / 2]) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     struct dg_q4_lane l = dg_q4_lane_init(lane & 3);
     const unsigned char *r0 = a + (warp * 16 + (lane >> 2)) * row_bytes, *r1 = r0 + 8 * row_bytes;
@@ -532,18 +570,16 @@ DG_FN void down_unit(const unsigned char *a, unsigned b_addr, int groups, int ro
         dg_q4_decode(v, a0);
         dg_q4_issue(acc, a0, b);
     }
+    dg_warp_arrive(release);
     dg_wgmma_wait<0>();
 }
 
 template <int N>
 DG_FN void down_tile(const unsigned char *a, unsigned b_addr, int groups, int row_bytes, unsigned empty, const struct dg_moe_entry &e,
-                     int unit, const int *slot_pair, float *d, int hidden) {
+                     int unit, const int *pair, float *d, int hidden) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31;
     float acc[N / 2];
-    down_unit<N>(a, b_addr, groups, row_bytes, acc);
-    __syncwarp();
-    if (lane == 0)
-        dg_bar_arrive(empty);
+    down_unit<N>(a, b_addr, groups, row_bytes, empty, acc);
     float *dst = d + unit * 64 + warp * 16 + (lane >> 2);
 #pragma unroll
     for (int i = 0; i < N / 8; i++)
@@ -551,7 +587,7 @@ DG_FN void down_tile(const unsigned char *a, unsigned b_addr, int groups, int ro
         for (int j = 0; j < 2; j++) {
             int n = 8 * i + 2 * (lane & 3) + j;
             if (n < e.n) {
-                float *o = dst + (long long)slot_pair[e.slot + n] * hidden;
+                float *o = dst + (long long)pair[n] * hidden;
                 o[0] = acc[4 * i + j];
                 o[8] = acc[4 * i + 2 + j];
             }
@@ -613,33 +649,34 @@ DG_FN void down_body(const unsigned char *w, const dg_bf16 *h, int moe, int hidd
             __syncwarp();
             u = stop;
         }
-        return;
-    }
-    dg_regs_more<WG == 4 ? 104 : 224>();
-    for (int u = begin; u < end;) {
-        struct dg_moe_entry e = entries[u / per];
-        int stop = min(end, (u / per + 1) * per);
-        dg_bar_wait(b_full + buf * 8, b_phase);
-        dg_fence_async();
-        unsigned b = dg_smem(smem + buf * b_bytes);
-        for (; u < stop; u++) {
-            if (((u - begin) & (WG - 1)) == wg) {
-                dg_bar_wait(full + stage * 8, phase);
-                const unsigned char *a = ring + stage * unit_bytes;
-                down_tile<NMAX>(a, b, groups, row_bytes, empty + stage * 8, e, u % per, slot_pair, d, hidden);
+    } else {
+        dg_regs_more<104>();
+        for (int u = begin; u < end;) {
+            struct dg_moe_entry e = entries[u / per];
+            int stop = min(end, (u / per + 1) * per);
+            dg_bar_wait(b_full + buf * 8, b_phase);
+            dg_fence_async();
+            unsigned b = dg_smem(smem + buf * b_bytes);
+            for (; u < stop; u++) {
+                if (((u - begin) & (WG - 1)) == wg) {
+                    dg_ring_wait(full + stage * 8, empty + stage * 8, (u - begin) / STAGES);
+                    const unsigned char *a = ring + stage * unit_bytes;
+                    down_tile<NMAX>(a, b, groups, row_bytes, empty + stage * 8, e, u % per, slot_pair + e.slot, d, hidden);
+                }
+                if (++stage == STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
             }
-            if (++stage == STAGES) {
-                stage = 0;
-                phase ^= 1;
+            if (lane == 0)
+                dg_bar_arrive(b_empty + buf * 8);
+            if (++buf == B_BUFS) {
+                buf = 0;
+                b_phase ^= 1;
             }
         }
-        if (lane == 0)
-            dg_bar_arrive(b_empty + buf * 8);
-        if (++buf == B_BUFS) {
-            buf = 0;
-            b_phase ^= 1;
-        }
     }
+    __syncthreads(); /* no warp leaves with copies on the way */
 }
 
 /* d[pair][hidden] = down h[slot of the pair], f32.
