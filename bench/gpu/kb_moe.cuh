@@ -80,7 +80,6 @@ struct moe_up_variant {
     size_t smem;
 };
 static const moe_up_variant moe_up[] = {{"up_n24", (const void *)dg_sm90_moe_up_n24, 24, 640, 227648},
-                                        {"up_n24w5", (const void *)dg_sm90_moe_up_n24w5, 24, 768, 227648},
                                         {"up_n64", (const void *)dg_sm90_moe_up_n64, 64, 640, 221232},
                                         {"up_n128", (const void *)dg_sm90_moe_up_n128, 128, 384, 172064}};
 static const moe_up_variant moe_down[] = {{"down_n24", (const void *)dg_sm90_moe_down_n24, 24, 640, 208512},
@@ -139,7 +138,7 @@ static void moe_bench(int iterations) {
     CK(cudaMemcpy(wt, hw.data(), max_pairs * 4, cudaMemcpyHostToDevice));
 
     auto plan = [&](int rows, int nmax, cudaStream_t st) {
-        kb_run((const void *)dg_sm90_moe_plan, 1 + (rows * (s.K / 64) + 1023) / 1024, 1024, 0, st, (const int *)ex, rows * s.topk, s.experts, nmax, sp,
+        kb_run((const void *)dg_sm90_moe_plan, 1 + (rows * (s.K / 8) + 1023) / 1024, 1024, 0, st, (const int *)ex, rows * s.topk, s.experts, nmax, sp,
                en, ne, (const dg_bf16 *)x, (long long)s.K, rows, s.K, xp);
     };
     auto up = [&](const moe_up_variant &v, int l, cudaStream_t st) {
@@ -169,8 +168,6 @@ static void moe_bench(int iterations) {
             step("plan");
             up(moe_up[0], i % L, 0);
             step("up");
-            up(moe_up[1], i % L, 0);
-            step("up with five warpgroups");
             down(moe_down[0], i % L, 0);
             step("down");
             sum(256, 0);
@@ -216,7 +213,7 @@ static void moe_bench(int iterations) {
         }
         for (auto &v : moe_down) {
             plan(c.rows, v.nmax, 0);
-            up(moe_up[v.nmax == 24 ? 0 : 2], 0, 0);
+            up(moe_up[v.nmax == 24 ? 0 : 1], 0, 0);
             kb_poison(d, (size_t)pairs * s.K * 4);
             down(v, 0, 0);
             CKL();
@@ -256,7 +253,7 @@ static void moe_bench(int iterations) {
                 kb_time_graph(w ? "experts_layer_n64" : "experts_layer_n24", c.name, 30, active * (up_bytes + down_bytes), fl_up + fl_down,
                               [&](int i, cudaStream_t st) {
                                   plan(c.rows, w ? 64 : 24, st);
-                                  up(moe_up[w ? 2 : 0], i % L, st);
+                                  up(moe_up[w], i % L, st);
                                   down(moe_down[w], i % L, st);
                                   sum(c.rows, st);
                               });

@@ -109,20 +109,30 @@ template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][
 template <int R>
 DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0, const unsigned char *r1, struct dg_q4_lane l, unsigned b, unsigned step,
                        unsigned release) {
+    constexpr bool ahead = R <= 16; /* wider accumulators leave no registers for it */
     struct dg_q4_raw v;
     unsigned a0[4][4], a1[4][4];
     dg_q4_load(r0, r1, l, v);
     dg_q4_decode(v, a0);
-    dg_q4_load(r0 + 40, r1 + 40, l, v);
+    if (ahead)
+        dg_q4_load(r0 + 40, r1 + 40, l, v);
     dg_q4_issue(acc, a0, b);
+    if (!ahead)
+        dg_q4_load(r0 + 40, r1 + 40, l, v);
     dg_q4_decode(v, a1);
-    dg_q4_load(r0 + 80, r1 + 80, l, v);
+    if (ahead)
+        dg_q4_load(r0 + 80, r1 + 80, l, v);
     dg_q4_issue(acc, a1, b + step);
     dg_wgmma_wait<1>();
+    if (!ahead)
+        dg_q4_load(r0 + 80, r1 + 80, l, v);
     dg_q4_decode(v, a0);
-    dg_q4_load(r0 + 120, r1 + 120, l, v);
+    if (ahead)
+        dg_q4_load(r0 + 120, r1 + 120, l, v);
     dg_q4_issue(acc, a0, b + 2 * step);
     dg_wgmma_wait<1>();
+    if (!ahead)
+        dg_q4_load(r0 + 120, r1 + 120, l, v);
     dg_q4_decode(v, a1);
     dg_q4_issue(acc, a1, b + 3 * step);
     dg_warp_arrive(release);
@@ -130,7 +140,7 @@ DG_FN void dg_q4_chunk(float (&acc)[R], const unsigned char *r0, const unsigned 
 }
 
 /* Sorts the pairs and permutes the activations.
- * Grid: 1 + ceil(rows * K / 64 / 1024) blocks of 1024 threads; block 0 sorts. experts <= 256.
+ * Grid: 1 + ceil(rows * K / 8 / 1024) blocks of 1024 threads; block 0 sorts. experts <= 256.
  * expert: [pairs] (pairs = rows * topk); slot_pair out: [pairs], pair in each slot; entries out: [experts + pairs / nmax] at most,
  * *n_entries out. x: bf16 [rows][ldx], K of them used, 64 | K; xp out: bf16 [rows][K]. */
 extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *expert, int pairs, int experts, int nmax, int *slot_pair,
@@ -138,27 +148,19 @@ extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *e
                                                                    long long ldx, int rows, int K, dg_bf16 *xp) {
     __shared__ int count[32][256], base[256], wsum[2][8];
     int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-    if (blockIdx.x > 0) {
+    if (blockIdx.x > 0) { /* a thread makes one 16-byte chunk: eight threads read and write one group's 128 bytes */
         int groups = K / 64;
-        long long i = (long long)(blockIdx.x - 1) * 1024 + tid;
-        if (i >= (long long)rows * groups)
+        long long i = (long long)(blockIdx.x - 1) * 1024 + tid, group = i >> 3;
+        if (group >= (long long)rows * groups)
             return;
-        const uint4 *src = (const uint4 *)(x + i / groups * ldx + i % groups * 64);
-        uint4 *dst = (uint4 *)(xp + i * 64);
-        unsigned v[32];
+        const unsigned *v = (const unsigned *)(x + group / groups * ldx + group % groups * 64);
+        unsigned o[4];
 #pragma unroll
-        for (int c = 0; c < 8; c++)
-            *(uint4 *)(v + 4 * c) = src[c];
-#pragma unroll
-        for (int c = 0; c < 8; c++) {
-            unsigned o[4];
-#pragma unroll
-            for (int j = 0; j < 4; j++) { /* elements e and e + 4: the same half of two words */
-                int e = dg_perm(8 * c + 2 * j);
-                o[j] = __byte_perm(v[e >> 1], v[(e >> 1) + 2], e & 1 ? 0x7632 : 0x5410);
-            }
-            dst[c] = *(uint4 *)o;
+        for (int j = 0; j < 4; j++) { /* elements e and e + 4: the same half of two words */
+            int e = dg_perm(8 * (int)(i & 7) + 2 * j);
+            o[j] = __byte_perm(v[e >> 1], v[(e >> 1) + 2], e & 1 ? 0x7632 : 0x5410);
         }
+        ((uint4 *)xp)[i] = make_uint4(o[0], o[1], o[2], o[3]);
         return;
     }
     for (int i = lane; i < 256; i += 32)
@@ -307,7 +309,7 @@ DG_FN void up_body(const void *map, const dg_bf16 *xp, int K, int moe, int topk,
     int u = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
     unsigned phase = 0;
     if (wg == WG) {
-        dg_regs_less<WG == 4 ? 40 : 56>();
+        dg_regs_less<WG == 4 ? 64 : 56>();
         dg_u64 policy = dg_policy_first();
         while (u < end) {
             struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
@@ -508,16 +510,11 @@ DG_FN void up_res_body(const void *map, const dg_bf16 *xp, int K, int moe, int t
 }
 
 /* As dg_sm90_moe_up_n64 below, entries with nmax = 24. K / 256 * 12288 + 92160 + 16 * (K / 256 + 9) bytes of dynamic shared memory (K 2816:
- * 227648), which bounds K; one block per multiprocessor (any grid is correct); n24 640 threads, n24w5 768. */
+ * 227648), which bounds K; one block per multiprocessor (any grid is correct), 640 threads. */
 extern "C" __global__ void __launch_bounds__(640, 1)
     dg_sm90_moe_up_n24(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
                            const int *n_entries, const int *slot_pair, dg_bf16 *h) {
     up_res_body<4, 104, 40>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
-}
-extern "C" __global__ void __launch_bounds__(768, 1)
-    dg_sm90_moe_up_n24w5(const void *map, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-                             const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_res_body<5, 88, 40>(map, xp, K, moe, topk, entries, n_entries, slot_pair, h);
 }
 
 /* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups.
@@ -619,7 +616,7 @@ DG_FN void down_body(const unsigned char *w, const dg_bf16 *h, int moe, int hidd
     int begin = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
     unsigned phase = 0, b_phase = 0;
     if (wg == WG) {
-        dg_regs_less<WG == 4 ? 40 : 56>();
+        dg_regs_less<WG == 4 ? 64 : 56>();
         dg_u64 policy = dg_policy_first();
         for (int u = begin; u < end;) {
             struct dg_moe_entry e = entries[u / per];
