@@ -163,12 +163,20 @@ static double kb_time_graph(const char *name, const char *shape, int inner, doub
     return m;
 }
 
+/* Launches are programmatic dependents of their predecessors. */
+static bool kb_dependent;
+
 static void kb_launch(const void *k, dim3 grid, int threads, size_t smem, cudaStream_t s, void **args) {
     cudaLaunchConfig_t c = {};
     c.gridDim = grid;
     c.blockDim = dim3(threads);
     c.dynamicSmemBytes = smem;
     c.stream = s;
+    cudaLaunchAttribute at;
+    at.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    at.val.programmaticStreamSerializationAllowed = 1;
+    c.attrs = &at;
+    c.numAttrs = kb_dependent;
     if (smem > 48 * 1024)
         CK(cudaFuncSetAttribute(k, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem));
     CK(cudaLaunchKernelExC(&c, k, args));

@@ -79,11 +79,11 @@ struct moe_up_variant {
     int nmax, threads;
     size_t smem;
 };
-static const moe_up_variant moe_up[] = {{"up_n24", (const void *)dg_sm90_moe_up_n24, 24, 640, 227648},
+static const moe_up_variant moe_up[] = {{"up_n24", (const void *)dg_sm90_moe_up_n24, 24, 640, 217392},
                                         {"up_n64", (const void *)dg_sm90_moe_up_n64, 64, 640, 221232},
                                         {"up_n128", (const void *)dg_sm90_moe_up_n128, 128, 384, 172064}};
-static const moe_up_variant moe_down[] = {{"down_n24", (const void *)dg_sm90_moe_down_n24, 24, 640, 208512},
-                                          {"down_n64", (const void *)dg_sm90_moe_down_n64, 64, 640, 231040}};
+static const moe_up_variant moe_down[] = {{"down_n24", (const void *)dg_sm90_moe_down_n24, 24, 640, 231968},
+                                          {"down_n64", (const void *)dg_sm90_moe_down_n64, 64, 640, 213680}};
 
 enum moe_routing { ROUTE_RANDOM, ROUTE_SAME, ROUTE_SKEWED };
 
@@ -114,15 +114,18 @@ static void moe_bench(int iterations) {
     moe_shape s;
     const int L = 3, max_rows = 2048, max_pairs = max_rows * s.topk;
     size_t up_bytes = (size_t)s.experts * 2 * s.moe * (s.K / 32 * 20), down_bytes = (size_t)s.experts * s.K * (s.moe / 32 * 20);
-    uint8_t *wu[L], *wd[L];
-    void *map[L];
+    uint8_t *wu[L], *wd[L], *raw_up = kb_alloc<uint8_t>(up_bytes), *raw_down = kb_alloc<uint8_t>(down_bytes); /* raw: layer 0 as packed */
     for (int l = 0; l < L; l++) {
         wu[l] = kb_alloc<uint8_t>(up_bytes);
         wd[l] = kb_alloc<uint8_t>(down_bytes);
         kb_fill_q4(wu[l], up_bytes, 0.004f);
         kb_fill_q4(wd[l], down_bytes, 0.008f);
-        map[l] = kb_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, wu[l], s.K / 32 * 20, (uint64_t)s.experts * 2 * s.moe, s.K / 32 * 20, 160, 32,
-                        CU_TENSOR_MAP_SWIZZLE_NONE);
+        if (l == 0) {
+            CK(cudaMemcpy(raw_up, wu[l], up_bytes, cudaMemcpyDeviceToDevice));
+            CK(cudaMemcpy(raw_down, wd[l], down_bytes, cudaMemcpyDeviceToDevice));
+        }
+        kb_run((const void *)dg_sm90_moe_repack, s.experts * 2 * s.moe / 64, 512, 64 * (s.K / 32 * 20), 0, wu[l], 2 * s.moe, s.K, 1);
+        kb_run((const void *)dg_sm90_moe_repack, s.experts * s.K / 64, 512, 64 * (s.moe / 32 * 20), 0, wd[l], s.K, s.moe, 0);
     }
     uint16_t *x = kb_alloc<uint16_t>((size_t)max_rows * s.K), *xp = kb_alloc<uint16_t>((size_t)max_rows * s.K),
              *h = kb_alloc<uint16_t>((size_t)max_pairs * s.moe);
@@ -142,7 +145,7 @@ static void moe_bench(int iterations) {
                en, ne, (const dg_bf16 *)x, (long long)s.K, rows, s.K, xp);
     };
     auto up = [&](const moe_up_variant &v, int l, cudaStream_t st) {
-        kb_run(v.fn, kb_sms, v.threads, v.smem, st, (const void *)map[l], (const dg_bf16 *)xp, s.K, s.moe, s.topk, (const dg_moe_entry *)en,
+        kb_run(v.fn, kb_sms, v.threads, v.smem, st, (const unsigned char *)wu[l], (const dg_bf16 *)xp, s.K, s.moe, s.topk, (const dg_moe_entry *)en,
                (const int *)ne, (const int *)sp, h);
     };
     auto down = [&](const moe_up_variant &v, int l, cudaStream_t st) {
@@ -150,7 +153,7 @@ static void moe_bench(int iterations) {
                (const int *)ne, (const int *)sp, d);
     };
     auto sum = [&](int rows, cudaStream_t st) {
-        kb_run((const void *)dg_sm90_moe_sum, dim3(rows, (s.K / 4 + 351) / 352), 352, 0, st, (const float *)d, (const float *)wt, s.topk, s.K, y,
+        kb_run((const void *)dg_sm90_moe_sum, dim3(rows, (s.K / 4 + 351) / 352), 352, 0, st, (float *)d, (const float *)wt, s.topk, s.K, y,
                (long long)s.K);
     };
     if (iterations > 0) {
@@ -176,6 +179,17 @@ static void moe_bench(int iterations) {
         printf("ok,%d iterations\n", iterations);
         return;
     }
+    /* A result must not depend on the variant: each must agree with the first to the bit. */
+    auto agree = [&](const char *name, const char *shape, const void *out, bool first, size_t bytes) {
+        std::vector<char> a(bytes), b(bytes);
+        if (first)
+            CK(cudaMemcpy(d2, out, bytes, cudaMemcpyDeviceToDevice));
+        CK(cudaMemcpy(a.data(), out, bytes, cudaMemcpyDeviceToHost));
+        CK(cudaMemcpy(b.data(), d2, bytes, cudaMemcpyDeviceToHost));
+        bool same = memcmp(a.data(), b.data(), bytes) == 0;
+        kb_failures += !same;
+        printf("%s,%s agrees with the first to the bit,%s\n", same ? "ok" : "FAIL", name, shape);
+    };
     struct {
         const char *name;
         int rows;
@@ -194,7 +208,6 @@ static void moe_bench(int iterations) {
         double active = std::count(hit.begin(), hit.end(), true) / (double)s.experts;
         double fl_up = 2.0 * pairs * 2 * s.moe * s.K, fl_down = 2.0 * pairs * s.K * s.moe;
         char what[96];
-        bool first = true;
         for (auto &v : moe_up) {
             plan(c.rows, v.nmax, 0);
             kb_poison(h, (size_t)pairs * s.moe * 2);
@@ -203,10 +216,11 @@ static void moe_bench(int iterations) {
             CK(cudaDeviceSynchronize());
             if (check) {
                 snprintf(what, sizeof what, "%s %s", v.name, c.name);
-                ref_up<<<pairs, 352>>>(wu[0], x, s.K, s.moe, s.topk, ex, sp, h, got, want, bound);
+                ref_up<<<pairs, 352>>>(raw_up, x, s.K, s.moe, s.topk, ex, sp, h, got, want, bound);
                 CKL();
                 kb_compare(what, got, want, bound, (size_t)pairs * s.moe);
             }
+            agree(v.name, c.name, h, &v == moe_up, (size_t)pairs * s.moe * 2);
             if (c.rows >= 256)
                 kb_time_graph(v.name, c.name, 12, active * up_bytes, fl_up, [&](int i, cudaStream_t st) { up(v, i % L, st); });
             up(v, 0, 0);
@@ -220,45 +234,41 @@ static void moe_bench(int iterations) {
             CK(cudaDeviceSynchronize());
             if (check) {
                 snprintf(what, sizeof what, "%s %s", v.name, c.name);
-                ref_down<<<pairs, 352>>>(wd[0], h, s.moe, s.K, ex, sp, want, bound);
+                ref_down<<<pairs, 352>>>(raw_down, h, s.moe, s.K, ex, sp, want, bound);
                 CKL();
                 kb_compare(what, d, want, bound, (size_t)pairs * s.K);
             }
-            /* the two widths must agree to the bit */
-            if (first)
-                CK(cudaMemcpy(d2, d, (size_t)pairs * s.K * 4, cudaMemcpyDeviceToDevice));
-            else {
-                std::vector<float> a((size_t)pairs * s.K), b(a.size());
-                CK(cudaMemcpy(a.data(), d, a.size() * 4, cudaMemcpyDeviceToHost));
-                CK(cudaMemcpy(b.data(), d2, a.size() * 4, cudaMemcpyDeviceToHost));
-                bool same = memcmp(a.data(), b.data(), a.size() * 4) == 0;
-                kb_failures += !same;
-                printf("%s,widths agree to the bit,%s\n", same ? "ok" : "FAIL", c.name);
-            }
-            first = false;
+            agree(v.name, c.name, d, &v == moe_down, (size_t)pairs * s.K * 4);
             if (c.rows >= 256)
                 kb_time_graph(v.name, c.name, 12, active * down_bytes, fl_down, [&](int i, cudaStream_t st) { down(v, i % L, st); });
             down(v, 0, 0);
         }
         kb_poison(y, (size_t)c.rows * s.K * 4);
-        sum(c.rows, 0);
         ref_sum<<<c.rows, 352>>>(d, wt, s.topk, s.K, want, bound);
         CKL();
+        sum(c.rows, 0);
         snprintf(what, sizeof what, "sum %s", c.name);
         kb_compare(what, y, want, bound, (size_t)c.rows * s.K);
         if (c.rows >= 256) {
             kb_time_graph("plan", c.name, 12, (double)c.rows * s.K * 4, 0, [&](int, cudaStream_t st) { plan(c.rows, 24, st); });
-            kb_time_graph("sum", c.name, 12, (double)(pairs + c.rows) * s.K * 4, 0, [&](int, cudaStream_t st) { sum(c.rows, st); });
-            for (int w = 0; w < 2; w++)
-                kb_time_graph(w ? "experts_layer_n64" : "experts_layer_n24", c.name, 30, active * (up_bytes + down_bytes), fl_up + fl_down,
-                              [&](int i, cudaStream_t st) {
-                                  plan(c.rows, w ? 64 : 24, st);
-                                  up(moe_up[w], i % L, st);
-                                  down(moe_down[w], i % L, st);
-                                  sum(c.rows, st);
-                              });
+            /* of lines it has dropped itself: read from memory, in a layer mostly from the L2 */
+            kb_time_graph("sum_alone", c.name, 12, (double)(pairs + c.rows) * s.K * 4, 0, [&](int, cudaStream_t st) { sum(c.rows, st); });
+            const char *layer[] = {"experts_layer_n24", "experts_layer_n64", "experts_layer_n24_dependent",
+                                   "experts_layer_n64_dependent"};
+            for (int w = 0; w < 4; w++) {
+                kb_dependent = w >= 2;
+                kb_time_graph(layer[w], c.name, 30, active * (up_bytes + down_bytes), fl_up + fl_down, [&](int i, cudaStream_t st) {
+                    plan(c.rows, w & 1 ? 64 : 24, st);
+                    up(moe_up[w & 1], i % L, st);
+                    down(moe_down[w & 1], i % L, st);
+                    sum(c.rows, st);
+                });
+                kb_dependent = false;
+            }
         }
     }
+    CK(cudaFree(raw_up));
+    CK(cudaFree(raw_down));
     for (int l = 0; l < L; l++) {
         CK(cudaFree(wu[l]));
         CK(cudaFree(wd[l]));

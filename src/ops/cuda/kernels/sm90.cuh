@@ -45,12 +45,26 @@ DG_FN void dg_bar_wait(unsigned bar, unsigned parity) {
     asm volatile("{\n.reg .pred p;\nW_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1, 0x989680;\n@p bra D_%=;\nbra W_%=;\nD_%=:\n}" ::"r"(bar), "r"(parity)
                  : "memory");
 }
+DG_FN int dg_lds(unsigned addr) {
+    int v;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
+    return v;
+}
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
 DG_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* ---- programmatic dependent launch; both do nothing in a launch without it ---- */
+/* Waits for the kernels before this one to be complete and their writes visible. */
+DG_FN void dg_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+/* Lets the next kernel's blocks start where there is room. */
+DG_FN void dg_grid_launch(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 /* ---- copies ---- */
 DG_FN void dg_cp_async16(unsigned dst, const void *src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
+}
+DG_FN void dg_cp_async4(unsigned dst, const void *src) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 /* One arrival of this thread once all its earlier cp.async have landed; counted in the barrier's count. */
 DG_FN void dg_cp_async_arrive(unsigned bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory"); }
@@ -92,6 +106,13 @@ template <int R> DG_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.sy
 /* d += a . b for 64 rows and N columns, k16. The wrappers below differ in N alone (the number of accumulators picks one). */
 #define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
+DG_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%12, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, b, 1, 1, 1, 0;\n}"
+        : DG_ACC8(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 DG_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%16, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
