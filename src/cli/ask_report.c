@@ -228,6 +228,15 @@ bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum 
             print_reason(r, t);
     }
     fflush(stdout);
+    if (r->trace) {
+        bool lost = ferror(r->trace) != 0;
+        lost = fclose(r->trace) != 0 || lost;
+        r->trace = NULL;
+        if (lost) {
+            fprintf(stderr, "diffgemma: DGQ_TRACE_PMAX_JSONL: the trace could not be written whole\n");
+            whole = false;
+        }
+    }
     if (r->verbose && t->conv) {
         double gen = r->total_s - r->prefill_s;
         fprintf(stderr, "load %.3f s; prompt %zu tokens in %.3f s (%.0f tok/s); %d steps, %.4f s a step; %zu tokens in %.3f s (%.1f tok/s)\n",

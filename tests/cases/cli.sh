@@ -255,6 +255,11 @@ DGQ_TRACE_PMAX_JSONL=$work/trace go ask -p "$sum"
 head -n 1 trace >line
 "$look" json line step temperature p_max.63 >fields && [ "$(wc -l <trace)" -eq 2 ] && pass "DGQ_TRACE_PMAX_JSONL: a line a step" ||
     miss "DGQ_TRACE_PMAX_JSONL: a line a step" "$(wc -l <trace) lines"
+DGQ_TRACE_PMAX_JSONL=/dev/full go ask -p "$sum"
+[ "$status" -eq 1 ] && said | grep -q 'trace could not be written' && pass "a trace that cannot be written is a failure" ||
+    miss "a trace that cannot be written is a failure" "status $status"
+mkfifo pipe && refused "replay: a pipe is no op log" 2 "is not a regular file" replay pipe
+refused "replay: a device is no op log" 2 "is not a regular file" replay /dev/zero
 
 # ---- help and version ----
 go --version
