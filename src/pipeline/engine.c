@@ -88,7 +88,7 @@ static void lineage_broke(struct run *r) {
 
 /* Tokens that cutting to len computes again. */
 static int64_t cut_cost(const struct dg_session *s, int64_t len) {
-    return len < s->kv.len && len > 0 && len < dg_kv_cut_floor(&s->kv) ? len : 0;
+    return len < s->kv.len && len > 0 && len < dg_session_cut_floor(s) ? len : 0;
 }
 
 static enum dg_status cut(struct run *r, int64_t len, struct dg_error *err) {
