@@ -1,7 +1,7 @@
 /* Checks and times the dense products. */
 #pragma once
 #include "kb.cuh"
-#include "../../src/ops/cuda/kernels/sm90_gemm.cu"
+#include "sm90_gemm.cu"
 
 /* One warp per output. want, bound: [M][N]; glu: N features of gate (w) and up (w2). */
 __global__ static void ref_linear(const uint16_t *w, const uint16_t *w2, const uint16_t *x, int K, int N, int M, const uint16_t *y, float *got,

@@ -1,7 +1,7 @@
 /* Checks and times the routed experts. */
 #pragma once
 #include "kb.cuh"
-#include "../../src/ops/cuda/kernels/sm90_moe.cu"
+#include "sm90_moe.cu"
 
 struct moe_shape {
     int K = 2816, moe = 704, experts = 128, topk = 8;
