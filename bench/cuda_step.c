@@ -231,7 +231,7 @@ int main(int argc, char **argv) {
     real_shape();
     if (rows > 4096 || rows < 1)
         return 2;
-    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, 1};
+    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, 5, 1};
     if (dg_cuda_create_random(&be, &shape, &opts, &err) != DG_OK)
         die(&err);
     int32_t most = rows > cfg.canvas ? rows : cfg.canvas;
@@ -251,7 +251,7 @@ int main(int argc, char **argv) {
         if (dg_forward_prefill(be, &pl, &kv, canvas, n < rows ? n : rows, NULL, NULL, &err) != DG_OK)
             die(&err);
     }
-    batch = (struct dg_batch){rows, rows, ctx, rows > cfg.canvas};
+    batch = (struct dg_batch){rows, rows, ctx, rows > cfg.canvas, -1, 0};
     printf("op,layers,ms,ms_each,weight_MB,of_copy,TFLOPs\n");
     if (rows <= cfg.canvas) {
         bool sparse = true, exact = false;

@@ -102,6 +102,16 @@ static void wait_for(enum state s) {
 void __syncthreads(void) { wait_for(WAIT_BLOCK); }
 void emu_warp_barrier(void) { wait_for(WAIT_WARP); }
 
+int __syncthreads_or(int v) {
+    static int votes;
+    __syncthreads(); /* nobody still reads the votes before */
+    votes = 0;
+    __syncthreads();
+    votes |= v != 0;
+    __syncthreads();
+    return votes;
+}
+
 const void *emu_exchange(const void *mine, size_t bytes) {
     unsigned char *buf = slot[self / 32][thread[self].turn++ & 1];
     memcpy(buf + (self & 31) * bytes, mine, bytes);

@@ -37,6 +37,7 @@ const void *emu_exchange(const void *mine, size_t bytes);
 #define EMU_LANE (emu_thread_idx.x & 31)
 
 #define __syncwarp() emu_warp_barrier()
+int __syncthreads_or(int v);
 #define EMU_SHFL(suffix, type)                                                        \
     static inline type emu_shfl_##suffix(type v, unsigned from) {                     \
         return ((const type *)emu_exchange(&v, sizeof v))[from & 31];                 \
@@ -76,6 +77,7 @@ static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline float __uint_as_float(uint32_t u) { return dg_bits_f32(u); }
 static inline float __int_as_float(int32_t i) { return dg_bits_f32((uint32_t)i); }
 static inline uint32_t __float_as_uint(float f) { return dg_f32_bits(f); }
+#define __expf expf
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline uint16_t dgc_f32_bf16(float f) { return dg_f32_bf16(f); }

@@ -205,7 +205,7 @@ static void drawn_and_graph(void) {
     if (!c)
         abort();
     *c = mini->cfg;
-    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_Q8_ROW, false, 7};
+    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_Q8_ROW, false, 0, 7};
     float entropy[64];
     int32_t argmax[64];
     enum dg_status st = dg_cuda_create_random(&be, &shape, &(struct dg_cuda_opts){.exact_f32 = true}, &err);

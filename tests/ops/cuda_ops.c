@@ -26,7 +26,7 @@ static int run(const char *backend, bool f32, enum dg_cuda_kernels kernels, stru
     }
     bool rounded = c->be->ops->act == DG_BF16 && kernels != DG_CUDA_SIMPLE;
     c->weight_round = rounded ? 0x1p-8 : 0;
-    c->prob_round = rounded ? 0x1p-8 : 0;
+    c->prob_round = rounded ? 0x1p-11 : 0;
     printf("# %s, %s planes, seed %llu\n", strcmp(backend, "cuda") == 0 ? dg_cuda_describe(c->be) : backend, f32 ? "f32" : "the backend's",
            (unsigned long long)c->seed);
     for (int i = 0; i < repeat; i++, c->seed++)

@@ -39,6 +39,7 @@ struct dg_cuda_random {
     const struct dg_config *cfg;
     enum dg_format embed, attention, dense, experts, self_conditioning;
     bool v_on_full; /* full layers have value projections of their own */
+    float logit_spread; /* the logits' standard deviation, about; 0 = 1. A trained model's rows are peaked: 5 leaves some hundred survivors */
     uint64_t seed;
 };
 

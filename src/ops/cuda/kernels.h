@@ -28,16 +28,20 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPARSE_CUT (-10.0f)
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
+#define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
+#define DGC_SOFT_LIST 2048   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
 #define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
 #define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
 #define DGC_MMA_COLS 128     /* weight rows of a tile of either */
-#define DGC_SPLIT 4096       /* keys of one part of a flash attention row; parts begin at multiples of it */
+#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row: of sliding layers, */
+#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long; parts begin at multiples of it */
+#define DGC_FLASH_KEYS 32
 #define DGC_SCORE_KEYS 256
 #define DGC_TOP_MAX 4096     /* most keys a top-k query attends to */
-#define DGC_FLASH_ROWS 32    /* query rows (times heads of a group) a block works on */
-#define DGC_FLASH_KEYS 32
+#define DGC_FLASH_ROWS(hd) ((hd) <= 256 ? 64 : 32) /* query rows (times heads of a group) of a block */
 /* queries, keys and values in f16, and the scores */
-#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS * (DGC_FLASH_KEYS + 4) * 4)
+#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS(hd) + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS(hd) * (DGC_FLASH_KEYS + 4) * 4)
 
 struct dgc_plane {
     void *p;
@@ -147,6 +151,15 @@ struct dgc_route_args {
     int32_t rows, experts, k;
 };
 
+struct dgc_router_args {
+    struct dgc_plane x;
+    struct dgc_mat w;
+    const float *scale;
+    int32_t *expert;
+    float *weight;
+    int32_t rows, k;
+};
+
 /* The (row, rank) pairs ordered by expert, and the row tiles the expert products work on. Written by experts_plan. */
 struct dgc_plan {
     int32_t *bucket;      /* [experts + 1] first sorted pair of each expert */
@@ -195,48 +208,74 @@ struct dgc_row_stats_args {
     int32_t *argmax;
 };
 
-/* Dense soft embedding. Grid: column tiles x row tiles. sparse: ids below the cut count as zero. */
+/* Dense soft embedding in f32. Grid: column tiles x row tiles. sparse: ids below the cut count as zero, and only rows whose count is over
+ * DGC_SOFT_LIST are computed. */
 struct dgc_soft_dense_args {
     const float *logits;
     int64_t ld;
     const float *max, *sum;
+    const int32_t *count;
     const struct dgc_params *prm;
     struct dgc_mat e;
     float scale;
-    int32_t rows;
+    int32_t rows, sparse;
     struct dgc_plane y;
 };
 
-/* Lists a row's surviving ids in ascending order; part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
+/* Lists a row's surviving ids in ascending order, as many as the list holds, and counts them all;
+ * part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
 struct dgc_soft_pick_args {
     const float *logits;
     int64_t ld;
     const float *max;
     const struct dgc_params *prm;
-    int32_t *ids; /* [rows][vocab] */
-    int32_t *part_at;
+    int32_t *ids; /* [rows][DGC_SOFT_LIST] */
+    int32_t *part_at, *count;
     int32_t vocab;
 };
 
-/* part[row][range][cols] = sum of p * embed[id] over that range's survivors. Grid: ranges x rows. */
+/* part[row][range][cols] = sum of exp(logit / T - max) * embed[id] over that range's survivors. Grid: ranges x rows. */
 struct dgc_soft_gather_args {
     const float *logits;
     int64_t ld;
-    const float *max, *sum;
+    const float *max;
     const struct dgc_params *prm;
-    const int32_t *ids, *part_at;
+    const int32_t *ids, *part_at, *count;
     struct dgc_mat e;
     float *part;
 };
 
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / 2048) x rows. */
+struct dgc_soft_probs_args {
+    const float *logits;
+    int64_t ld, p_ld;
+    const float *max;
+    const int32_t *count;
+    const struct dgc_params *prm;
+    uint16_t *p;
+    int32_t vocab, sparse;
+};
+
+/* part[row][range][cols] = p . embed over a range of ids, on tensor cores. Grid: column tiles of 128 x (row tiles of 64 x ranges). */
+struct dgc_soft_mma_args {
+    const uint16_t *p;
+    int64_t p_ld;
+    const int32_t *count;
+    struct dgc_mat e;
+    float *part;
+    int32_t rows, sparse;
+};
+
+/* y = scale / sum * the ranges' sums in order. */
 struct dgc_soft_sum_args {
-    const float *part;
+    const float *part, *sum;
+    const int32_t *count;
     float scale;
-    int32_t cols;
+    int32_t cols, sparse, skip_dense;
     struct dgc_plane y;
 };
 
-/* Flash attention over f16 keys and values, hd a multiple of 64. Grid: (query tiles x kv heads) x splits; a part is at most DGC_SPLIT keys:
+/* Flash attention over f16 keys and values, hd a multiple of 64. Grid: (query tiles x kv heads) x splits; a part is at most `split` keys:
  * partial results part[split][row][head][hd], and each one's maximum and sum in stat[split][row][head][2]. With one split y is written at
  * once. */
 struct dgc_flash_args {
@@ -244,7 +283,7 @@ struct dgc_flash_args {
     struct dgc_kv kv;
     const struct dgc_params *prm;
     float *part, *stat;
-    int32_t n, heads, causal, splits;
+    int32_t n, heads, causal, split, splits;
     int32_t row0; /* the first row's place in the batch */
 };
 
@@ -280,7 +319,7 @@ struct dgc_top_attention_args {
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
-    A(soft_gather) A(soft_sum)
+    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
 #define DGC_KERNELS(K)                                              \
@@ -304,7 +343,10 @@ struct dgc_top_attention_args {
     K(row_stats, row_stats, head, 1024, 0)                          \
     K(soft_dense, soft_dense, head, 256, 0)                         \
     K(soft_pick, soft_pick, head, 1024, 0)                          \
-    K(soft_gather, soft_gather, head, 256, 0)                       \
+    K(soft_gather, soft_gather, head, 384, 0)                       \
+    K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
+    K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
+    K(router, router, route, 256, 0)                                \
     K(soft_sum, soft_sum, head, 256, 0)                             \
     K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
     K(linear_mma_q4, linear, linear_mma, 128, 0)                    \
@@ -319,7 +361,7 @@ struct dgc_top_attention_args {
     K(experts_down_mma_q4, experts_down, experts_mma, 128, 0)       \
     K(experts_down_mma_nvfp4, experts_down, experts_mma, 128, 0)    \
     K(experts_down_mma_any, experts_down, experts_mma, 128, 0)      \
-    K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256))          \
+    K(flash_256, flash, flash, 256, DGC_FLASH_SHARED(256))          \
     K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512))          \
     K(flash_join, flash_join, flash, 128, 0)
 

@@ -42,6 +42,9 @@ static bool on_tensor_cores(const struct dg_cuda *cu, const struct dgc_plane *x)
     return cu->kernels != DG_CUDA_SIMPLE && x->dtype == DGC_BF16;
 }
 
+/* Rows of a bf16 plane begin at multiples of 16 bytes. */
+static bool whole_vectors(const struct dgc_plane *p) { return (((uintptr_t)p->p | (uintptr_t)(p->ld * 2)) & 15) == 0; }
+
 /* Where the kernels for a device are chosen: the table's entry for a format, or the one that takes any. */
 static enum dg_cuda_kernel linear_kernel(int32_t fmt) {
     static const enum dg_cuda_kernel by_format[DG_FMT_COUNT] = {
@@ -115,27 +118,36 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
     dgc_launch_qkv_store(be, DGC_K_qkv_store, tiles((int64_t)batch->n * (heads + 2 * kv->kv_heads), 4), 1, 0, &a);
 }
 
-/* Rows of a flash attention call: bounds the memory of partial results, whatever the batch. */
+/* Rows of a flash attention launch, fewer where the parts of so many would not fit the scratch. */
 #define FLASH_CHUNK 256
+#define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
+
+static int32_t flash_split(const struct dg_kv_layer *kv) { return kv->window ? DGC_SPLIT_SLIDING : DGC_SPLIT_FULL; }
 
 static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv) {
     int64_t lo, hi, last_hi;
     dg_batch_visible(b, kv, 0, &lo, &hi);
     dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
-    return (int32_t)((last_hi - 1) / DGC_SPLIT - lo / DGC_SPLIT + 1);
+    return (int32_t)((last_hi - 1) / flash_split(kv) - lo / flash_split(kv) + 1);
 }
 
 static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
                   struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     int32_t splits = flash_splits(batch, kv), group = heads / kv->kv_heads;
-    for (int32_t row = 0; row < batch->n; row += FLASH_CHUNK) {
-        int32_t n = batch->n - row < FLASH_CHUNK ? batch->n - row : FLASH_CHUNK;
+    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
+    int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
+    if (chunk < 1) {
+        dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
+        return;
+    }
+    for (int32_t row = 0; row < batch->n; row += chunk) {
+        int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
         struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
-                                   n, heads, batch->causal, splits, row};
+                                   n, heads, batch->causal, flash_split(kv), splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512, tiles((int64_t)n * group, DGC_FLASH_ROWS) * (unsigned)kv->kv_heads,
+        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512, tiles((int64_t)n * group, DGC_FLASH_ROWS(kv->hd)) * (unsigned)kv->kv_heads,
                          (unsigned)splits, DGC_FLASH_SHARED((unsigned)kv->hd), &a);
         if (splits > 1) {
             struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
@@ -181,6 +193,12 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
 static void op_router(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                       struct dg_routing *out) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
+    if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
+        ((uintptr_t)r.w.p & 15) == 0) {
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, 8), 1, 0, &r);
+        return;
+    }
     struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
     op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
     struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k};
@@ -229,24 +247,35 @@ static void op_head(struct dg_backend *be, const struct dg_plane *x, const struc
     op_row_stats(be, logits, inv_t, stats);
 }
 
-static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
+/* Sparse: a row's survivors are listed and gathered one by one; a row with too many of them is computed densely, as all rows of the exact
+ * form are. Which of the two a row takes depends on that row alone. Nothing waits for the host, so both are always launched. */
+static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *st, float inv_t,
                           const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     const float *z = logits->data;
+    struct dgc_mat e = dg_cuda_mat(embed);
+    struct dgc_plane to = dg_cuda_plane(y);
     unsigned rows = (unsigned)logits->rows;
+    const int32_t *count = cu->s.soft_count;
+    bool mma = on_tensor_cores(cu, &to);
+    int64_t p_ld = (embed->n + DGC_SOFT_K - 1) / DGC_SOFT_K * DGC_SOFT_K;
     dg_cuda_want_inv_t_soft(be, inv_t);
-    if (!sparse) {
-        struct dgc_soft_dense_args a = {z, logits->ld, stats->max, stats->sum, cu->dev_params, dg_cuda_mat(embed), scale, logits->rows,
-                                        dg_cuda_plane(y)};
-        dgc_launch_soft_dense(be, DGC_K_soft_dense, tiles(embed->k, 64), tiles(rows, 64), 0, &a);
-        return;
+    if (sparse) {
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, cu->s.soft_count, embed->n};
+        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, 0, &pick);
+        struct dgc_soft_gather_args g = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, count, e, cu->s.soft_part};
+        dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
     }
-    struct dgc_soft_pick_args pick = {z, logits->ld, stats->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, embed->n};
-    dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, 0, &pick);
-    struct dgc_soft_gather_args g = {z, logits->ld, stats->max, stats->sum, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, dg_cuda_mat(embed),
-                                     cu->s.soft_part};
-    dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
-    struct dgc_soft_sum_args s = {cu->s.soft_part, scale, embed->k, dg_cuda_plane(y)};
+    if (mma) {
+        struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
+        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, 2048), rows, 0, &p);
+        struct dgc_soft_mma_args a = {cu->s.soft_p, p_ld, count, e, cu->s.soft_part, logits->rows, sparse};
+        dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
+    } else {
+        struct dgc_soft_dense_args a = {z, logits->ld, st->max, st->sum, count, cu->dev_params, e, scale, logits->rows, sparse, to};
+        dgc_launch_soft_dense(be, DGC_K_soft_dense, tiles(embed->k, 64), tiles(rows, 64), 0, &a);
+    }
+    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, to};
     dgc_launch_soft_sum(be, DGC_K_soft_sum, tiles(embed->k, 256), rows, 0, &s);
 }
 
@@ -274,7 +303,7 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
-                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score};
+                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -282,12 +311,11 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
 
 #define SCORES_MAX ((size_t)16 << 20) /* scores kept at a time for top-k attention, unless one row has more */
 
-/* Widest query row of a layer. */
-static size_t query_width(const struct dg_config *c) {
+static int32_t widest_head(const struct dg_config *c) {
     int32_t hd = c->layers ? 0 : DG_CUDA_HD_MAX;
     for (int32_t l = 0; l < c->layers; l++)
         hd = c->layer[l].hd > hd ? c->layer[l].hd : hd;
-    return (size_t)c->heads * (size_t)hd;
+    return hd;
 }
 
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
@@ -315,13 +343,17 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
     cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
     cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
-    cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * (size_t)cfg->vocab * sizeof(int32_t), what);
+    cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
+    cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
+    if (cu->ops.act == DG_BF16)
+        cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
     cu->s.soft_at = dg_cuda_alloc_raw(be, canvas * (DGC_SOFT_PARTS + 1) * sizeof(int32_t), what);
     cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
-    size_t splits = (size_t)c.ctx / DGC_SPLIT + 2, flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
-    if (cu->ops.act == DG_BF16 && c.ctx > DGC_SPLIT) {
-        cu->s.flash_part = dg_cuda_alloc_raw(be, splits * flash_rows * query_width(cfg) * sizeof(float), what);
-        cu->s.flash_stat = dg_cuda_alloc_raw(be, splits * flash_rows * (size_t)cfg->heads * 2 * sizeof(float), what);
+    if (cu->ops.act == DG_BF16) {
+        size_t splits = (size_t)c.ctx / DGC_SPLIT_FULL + 2, flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
+        cu->s.flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
+        cu->s.flash_part = dg_cuda_alloc_raw(be, cu->s.flash_units * (size_t)widest_head(cfg) * sizeof(float), what);
+        cu->s.flash_stat = dg_cuda_alloc_raw(be, cu->s.flash_units * 2 * sizeof(float), what);
     }
     size_t row_scores = (size_t)cfg->heads * (size_t)c.ctx, scores = rows * row_scores;
     cu->s.score_floats = scores < SCORES_MAX ? scores : row_scores > SCORES_MAX ? row_scores : SCORES_MAX;

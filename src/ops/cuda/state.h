@@ -68,9 +68,11 @@ struct dg_cuda {
         void *h;          /* [pairs][moe] of the activation type */
         float *pair_y;    /* [pairs][hidden] */
         float *logits;    /* [rows][experts] */
-        int32_t *soft_ids, *soft_at;
+        int32_t *soft_ids, *soft_at, *soft_count;
+        uint16_t *soft_p; /* f16 probabilities of densely computed rows */
         float *soft_part;
-        float *flash_part, *flash_stat; /* partial results of long rows; only where the context has more than one part */
+        float *flash_part, *flash_stat; /* partial results of attention rows */
+        size_t flash_units;             /* (part, row, head) there is room for */
         float *score;
         size_t score_floats;
     } s;

@@ -66,6 +66,7 @@ struct walk {
     struct dg_backend *be;
     const struct dg_cuda_opts *opts;
     uint64_t at, total, payload, done, seed;
+    float embed_gain;
 };
 
 static void measure(void *ctx, const struct item *it) {
@@ -126,8 +127,8 @@ enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *mode
     return dg_backend_status(be, err);
 }
 
-static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed) {
-    struct dgc_fill_args a = {dg_cuda_mat(m), seed, sqrtf(3.0f / (float)m->k)};
+static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed, float gain) {
+    struct dgc_fill_args a = {dg_cuda_mat(m), seed, gain * sqrtf(3.0f / (float)m->k)};
     dgc_launch_fill(be, DGC_K_fill, (unsigned)m->n, (unsigned)((m->k + 4095) / 4096), 0, &a);
 }
 
@@ -137,11 +138,11 @@ static void draw(void *ctx, const struct item *it) {
     if (!item_dev(it))
         return;
     if (it->mat)
-        fill_mat(w->be, it->mat, w->seed);
+        fill_mat(w->be, it->mat, w->seed, it->mat == &dg_cuda_of(w->be)->model.embed ? w->embed_gain : 1);
     else if (it->stack)
         for (int32_t e = 0; e < it->stack->e; e++) {
             struct dg_mat m = dg_stack_mat(it->stack, e);
-            fill_mat(w->be, &m, w->seed + (uint64_t)e * 0x9e3779b97f4a7c15ull);
+            fill_mat(w->be, &m, w->seed + (uint64_t)e * 0x9e3779b97f4a7c15ull, 1);
         }
     else {
         struct dgc_fill_vec_args a = {(float *)(uintptr_t)it->vec->dev, it->vec->n, w->seed, it->center, 0.1f};
@@ -186,7 +187,7 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
     m.sc.down = mat(r->self_conditioning, c->hidden, c->inter);
     for (int32_t l = 0; l < c->layers; l++)
         shape_layer(&m.layer[l], r, &c->layer[l]);
-    struct walk w = {.be = be, .seed = r->seed};
+    struct walk w = {.be = be, .seed = r->seed, .embed_gain = r->logit_spread > 0 ? r->logit_spread : 1};
     enum dg_status st = lay_out(be, &m, &w, err);
     dg_free(m.layer);
     DG_TRY(st);

@@ -1,11 +1,10 @@
 /* Attention on tensor cores: bf16 queries (exact in f16 unless tiny), f16 keys and values, f32 scores and sums, f16 probabilities.
  *
- * A block takes 32 query rows of one kv head (rows times the heads that share it) and keys in blocks of 32 that begin at multiples of 32;
- * long rows are cut into parts of DGC_SPLIT keys at multiples of it. So a row's arithmetic depends on its own position alone. Of the
- * 4 warps, two share 16 rows: each makes the scores of half the keys, and the output of half the head dimensions. */
+ * A block takes a tile of query rows of one kv head (rows times the heads that share it) and keys in blocks of 32 that begin at multiples
+ * of 32; a row is cut into parts of a fixed number of keys at multiples of it. So a row's arithmetic depends on its own position alone.
+ * Two warps share 16 rows: each makes the scores of half the keys, and the output of half the head dimensions. */
 #include "ops/cuda/kernels/device.cuh"
 
-#define ROWS DGC_FLASH_ROWS
 #define KEYS DGC_FLASH_KEYS
 #define S_STRIDE (KEYS + 4)
 
@@ -13,62 +12,72 @@
 DGC_FN int swizzle2(int row, int chunk, int hd) { return row * hd + ((chunk ^ (row & 1) << 2) << 3); }
 DGC_FN int swizzle8(int row, int chunk, int hd) { return row * hd + ((chunk ^ (row & 7)) << 3); }
 
+/* Positions row i of the batch sees. */
 DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
     dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
 }
 
-/* Begins the copy of 32 keys from t0; keys outside [lo, hi) become zeros, since what their slots hold may be anything. */
-DGC_FN void load_keys(const struct dgc_kv *kv, const void *from, int kvh, int64_t t0, int64_t lo, int64_t hi, int values, uint16_t *to) {
-    int hd = kv->hd, chunks = hd >> 3;
-    for (int id = (int)threadIdx.x; id < KEYS * chunks; id += 128) {
-        int key = id / chunks, chunk = id - key * chunks;
+/* Begins the copy of 32 keys from t0, a warp a key; keys outside [lo, hi) become zeros, since what their slots hold may be anything. */
+DGC_FN void load_keys(const struct dgc_kv *kv, const void *from, int warps, int kvh, int64_t t0, int64_t lo, int64_t hi, int values, uint16_t *to) {
+    int hd = kv->hd, lane = (int)threadIdx.x & 31;
+    for (int key = (int)threadIdx.x >> 5; key < KEYS; key += warps) {
         int64_t t = t0 + key;
-        uint16_t *dst = to + (values ? swizzle8(key, chunk, hd) : swizzle2(key, chunk, hd));
-        if (t >= lo && t < hi) {
-            dgc_cp_async16(dst, (const uint16_t *)from + (dgc_slot(kv, t) * kv->kv_heads + kvh) * hd + chunk * 8);
-        } else {
+        int seen = t >= lo && t < hi;
+        const uint16_t *src = (const uint16_t *)from + (dgc_slot(kv, t) * kv->kv_heads + kvh) * hd;
+        for (int chunk = lane; chunk < hd >> 3; chunk += 32) {
+            uint16_t *dst = to + (values ? swizzle8(key, chunk, hd) : swizzle2(key, chunk, hd));
+            if (seen) {
+                dgc_cp_async16(dst, src + chunk * 8);
+            } else {
 #pragma unroll
-            for (int j = 0; j < 8; j++)
-                dst[j] = 0;
+                for (int j = 0; j < 4; j++)
+                    ((uint32_t *)dst)[j] = 0;
+            }
         }
     }
 }
 
-/* d_tiles: 8-wide tiles of a warp's half of the head dimensions, at most. */
-DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *shared) {
-    int hd = a->kv.hd, group = a->heads / a->kv.kv_heads, units = a->n * group, q_tiles = (units + ROWS - 1) / ROWS;
-    int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * ROWS, u_end = u0 + ROWS < units ? u0 + ROWS : units;
+/* rows: query rows of a tile, 8 threads each; d_tiles: 8-wide tiles of a warp's half of the head dimensions, at most. */
+DGC_FN void flash(const struct dgc_flash_args *a, int rows, int d_tiles, unsigned char *shared) {
+    int hd = a->kv.hd, group = a->heads / a->kv.kv_heads, units = a->n * group, q_tiles = (units + rows - 1) / rows;
+    int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * rows, u_end = u0 + rows < units ? u0 + rows : units;
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, c = lane & 3, pair = warp >> 1, part = warp & 1;
-    uint16_t *qs = (uint16_t *)shared, *ks = qs + ROWS * hd, *vs = ks + KEYS * hd;
+    int warps = rows / 8;
+    uint16_t *qs = (uint16_t *)shared, *ks = qs + rows * hd, *vs = ks + KEYS * hd;
     float *ss = (float *)(vs + KEYS * hd);
 
     /* the block's keys: what its rows see between them, cut to its part */
-    int64_t lo, hi, first_lo, first_hi, part0;
-    visible(a, a->row0, &first_lo, &first_hi);
-    visible(a, a->row0 + u0 / group, &lo, &hi);
-    visible(a, a->row0 + (u_end - 1) / group, &part0, &hi);
-    part0 = (first_lo / DGC_SPLIT + (int)blockIdx.y) * DGC_SPLIT;
+    int64_t lo, hi, unused, part0;
+    visible(a, a->row0, &lo, &unused);
+    part0 = (lo / a->split + (int)blockIdx.y) * a->split;
+    visible(a, a->row0 + (u_end - 1) / group, &unused, &hi);
+    visible(a, a->row0 + u0 / group, &lo, &unused);
     lo = lo > part0 ? lo : part0;
-    hi = hi < part0 + DGC_SPLIT ? hi : part0 + DGC_SPLIT;
+    hi = hi < part0 + a->split ? hi : part0 + a->split;
+    int64_t t0 = lo & ~(int64_t)(KEYS - 1);
 
-    /* the lane's two rows */
-    int64_t row_lo[2], row_hi[2];
+    /* what the lane's two rows see, counted from the first block's first key */
+    int row_lo[2], row_hi[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int u = u0 + pair * 16 + g + 8 * r;
         row_lo[r] = row_hi[r] = 0;
-        if (u < u_end)
-            visible(a, a->row0 + u / group, &row_lo[r], &row_hi[r]);
+        if (u < u_end) {
+            int64_t from, end;
+            visible(a, a->row0 + u / group, &from, &end);
+            row_lo[r] = from > lo ? (int)(from - t0) : (int)(lo - t0);
+            row_hi[r] = end < hi ? (int)(end - t0) : (int)(hi - t0);
+        }
     }
 
-    int64_t t0 = lo & ~(int64_t)(KEYS - 1);
     if (t0 < hi)
-        load_keys(&a->kv, a->kv.k, kvh, t0, lo, hi, 0, ks);
+        load_keys(&a->kv, a->kv.k, warps, kvh, t0, lo, hi, 0, ks);
     dgc_cp_commit();
-    for (int id = (int)threadIdx.x; id < ROWS * hd; id += 128) {
-        int row = id / hd, d = id - row * hd, u = u0 + row, m = u / group;
-        float v = u < u_end ? dgc_load(a->q.p, a->q.dtype, (int64_t)m * a->q.ld + (int64_t)(kvh * group + u - m * group) * hd + d) : 0.0f;
-        qs[swizzle2(row, d >> 3, hd) + (d & 7)] = dgc_f32_f16(v);
+    for (int row = warp; row < rows; row += warps) {
+        int u = u0 + row, m = u / group;
+        int64_t at = (int64_t)m * a->q.ld + (int64_t)(kvh * group + u - m * group) * hd;
+        for (int d = lane; d < hd; d += 32)
+            qs[swizzle2(row, d >> 3, hd) + (d & 7)] = u < u_end ? dgc_f32_f16(dgc_load(a->q.p, a->q.dtype, at + d)) : 0;
     }
     float acc[32][4], max[2] = {-DGC_INF, -DGC_INF}, sum[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -77,8 +86,8 @@ DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *sh
         for (int j = 0; j < 4; j++)
             acc[i][j] = 0.0f;
 
-    for (; t0 < hi; t0 += KEYS) {
-        load_keys(&a->kv, a->kv.v, kvh, t0, lo, hi, 1, vs);
+    for (int k0 = 0; t0 < hi; t0 += KEYS, k0 += KEYS) {
+        load_keys(&a->kv, a->kv.v, warps, kvh, t0, lo, hi, 1, vs);
         dgc_cp_commit();
         dgc_cp_wait(1);
         __syncthreads();
@@ -89,7 +98,7 @@ DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *sh
 #pragma unroll
             for (int i = 0; i < 4; i++)
                 s[n][i] = 0.0f;
-#pragma unroll 4
+#pragma unroll 2
         for (int k = 0; k < hd / 32; k++) {
             uint4 x = *(const uint4 *)(qs + swizzle2(pair * 16 + g, k * 4 + c, hd));
             uint4 y = *(const uint4 *)(qs + swizzle2(pair * 16 + g + 8, k * 4 + c, hd));
@@ -108,29 +117,29 @@ DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *sh
                 ss[(pair * 16 + g + 8 * (i >> 1)) * S_STRIDE + part * 16 + n * 8 + 2 * c + (i & 1)] = s[n][i];
         __syncthreads(); /* scores are there; the keys are read */
         if (t0 + KEYS < hi)
-            load_keys(&a->kv, a->kv.k, kvh, t0 + KEYS, lo, hi, 0, ks);
+            load_keys(&a->kv, a->kv.k, warps, kvh, t0 + KEYS, lo, hi, 0, ks);
         dgc_cp_commit();
         /* softmax of the lane's 8 keys of two rows, as the A fragments of two products over 16 keys */
         uint32_t p[2][4];
         float scale[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
+            const float *row = ss + (pair * 16 + g + 8 * r) * S_STRIDE;
             float v[8], top = max[r];
 #pragma unroll
             for (int j = 0; j < 8; j++) {
                 int key = (j >> 1) * 8 + 2 * c + (j & 1);
-                int64_t t = t0 + key;
-                v[j] = t >= row_lo[r] && t < row_hi[r] ? ss[(pair * 16 + g + 8 * r) * S_STRIDE + key] : -DGC_INF;
+                v[j] = k0 + key >= row_lo[r] && k0 + key < row_hi[r] ? row[key] : -DGC_INF;
                 top = fmaxf(top, v[j]);
             }
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
             top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
-            scale[r] = max[r] == top ? 1.0f : expf(max[r] - top);
+            scale[r] = max[r] == top ? 1.0f : __expf(max[r] - top);
             max[r] = top;
             float add = 0.0f;
 #pragma unroll
             for (int j = 0; j < 8; j++) {
-                v[j] = v[j] == -DGC_INF ? 0.0f : expf(v[j] - top);
+                v[j] = v[j] == -DGC_INF ? 0.0f : __expf(v[j] - top);
                 add += v[j];
             }
             sum[r] = fmaf(sum[r], scale[r], add);
@@ -170,8 +179,8 @@ DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *sh
             continue;
         int64_t at = ((int64_t)blockIdx.y * a->n + m) * a->heads + head;
         if (a->splits > 1 && c == 0 && part == 0) {
-            ((float *)a->stat)[at * 2] = max[r];
-            ((float *)a->stat)[at * 2 + 1] = sum[r];
+            a->stat[at * 2] = max[r];
+            a->stat[at * 2 + 1] = sum[r];
         }
 #pragma unroll
         for (int i = 0; i < d_tiles; i++)
@@ -187,14 +196,14 @@ DGC_FN void flash(const struct dgc_flash_args *a, int d_tiles, unsigned char *sh
     }
 }
 
-DGC_KERNEL(flash_256, flash, 128) {
+DGC_KERNEL(flash_256, flash, 256) {
     DGC_DYNAMIC_SHARED(shared);
-    flash(&a, 16, shared);
+    flash(&a, 64, 16, shared);
 }
 
 DGC_KERNEL(flash_512, flash, 128) {
     DGC_DYNAMIC_SHARED(shared);
-    flash(&a, 32, shared);
+    flash(&a, 32, 32, shared);
 }
 
 /* y = the parts of a (row, head) in order. A part that saw nothing has the sum 0 and adds nothing, so their number does not matter. */
@@ -206,12 +215,12 @@ DGC_KERNEL(flash_join, flash_join, 128) {
         max = fmaxf(max, a.stat[(s * stride + unit) * 2]);
     for (int s = 0; s < a.splits; s++)
         if (a.stat[(s * stride + unit) * 2 + 1] != 0.0f)
-            sum = fmaf(a.stat[(s * stride + unit) * 2 + 1], expf(a.stat[(s * stride + unit) * 2] - max), sum);
+            sum = fmaf(a.stat[(s * stride + unit) * 2 + 1], __expf(a.stat[(s * stride + unit) * 2] - max), sum);
     for (int d = (int)threadIdx.x; d < a.hd; d += 128) {
         float v = 0.0f;
         for (int s = 0; s < a.splits; s++)
             if (a.stat[(s * stride + unit) * 2 + 1] != 0.0f)
-                v = fmaf(a.part[(s * stride + unit) * a.hd + d], expf(a.stat[(s * stride + unit) * 2] - max), v);
+                v = fmaf(a.part[(s * stride + unit) * a.hd + d], __expf(a.stat[(s * stride + unit) * 2] - max), v);
         dgc_store(a.y.p, a.y.dtype, row * a.y.ld + (int64_t)head * a.hd + d, v / sum);
     }
 }

@@ -68,6 +68,15 @@ DGC_KERNEL(row_stats, row_stats, 1024) {
 
 #define SOFT_FLUSH 2048 /* ids summed before the sum joins the total: bounds the error of a sum over the vocabulary */
 
+/* Whether a row is computed densely: all rows of an exact embedding, and of a sparse one those with too many survivors to list. */
+DGC_FN int is_dense(int sparse, const int32_t *count, int64_t row) { return !sparse || count[row] > DGC_SOFT_LIST; }
+
+/* A logit's probability times the row's sum; 0 where the sparse form leaves it out. */
+DGC_FN float prob(float z, float inv_t, float max, int sparse) {
+    float d = fmaf(z, inv_t, -max);
+    return sparse && !(d >= DGC_SPARSE_CUT) ? 0.0f : expf(d);
+}
+
 /* y = scale * p . embed, p = exp(z / T - max) / sum, in tiles of 64 x 64 as the exact product. */
 DGC_KERNEL(soft_dense, soft_dense, 256) {
     __shared__ float ps[GEMM_K * GEMM_PAD], es[GEMM_K * GEMM_PAD];
@@ -75,7 +84,9 @@ DGC_KERNEL(soft_dense, soft_dense, 256) {
     int row = m0 + ((int)threadIdx.x >> 2), hidden = a.e.k, vocab = a.e.n;
     int er = (int)threadIdx.x >> 3, ec = ((int)threadIdx.x & 7) * 8;
     float inv_t = a.prm->inv_t_soft, max = 0, inv_sum = 0, global = dgc_mat_scale(&a.e, a.e.p);
-    const float *z = row < a.rows ? a.logits + (int64_t)row * a.ld : 0;
+    const float *z = row < a.rows && is_dense(a.sparse, a.count, row) ? a.logits + (int64_t)row * a.ld : 0;
+    if (!__syncthreads_or(z != 0))
+        return;
     if (z) {
         max = a.max[row];
         inv_sum = 1.0f / a.sum[row];
@@ -88,7 +99,7 @@ DGC_KERNEL(soft_dense, soft_dense, 256) {
         int at = v0 + ((int)threadIdx.x & 3) * 8;
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            p[i] = z && at + i < vocab ? expf(fmaf(z[at + i], inv_t, -max)) * inv_sum : 0.0f;
+            p[i] = z && at + i < vocab ? prob(z[at + i], inv_t, max, a.sparse) * inv_sum : 0.0f;
         if (v0 + er < vocab)
             dgc_decode8(a.e.fmt, a.e.p + (int64_t)(v0 + er) * a.e.row_bytes, global, c0 + ec, hidden, w);
         else
@@ -117,21 +128,21 @@ DGC_KERNEL(soft_dense, soft_dense, 256) {
     for (int i = 0; i < 4; i++)
 #pragma unroll
         for (int j = 0; j < 4; j++)
-            if (ty + i < a.rows && tx + j < hidden)
+            if (ty + i < a.rows && tx + j < hidden && is_dense(a.sparse, a.count, ty + i))
                 dgc_store(a.y.p, a.y.dtype, (int64_t)(ty + i) * a.y.ld + tx + j, (total[i][j] + acc[i][j]) * a.scale);
 }
 
 /* First id of range i. */
 DGC_FN int part_begin(int vocab, int i) { return (int)((int64_t)vocab * i / DGC_SOFT_PARTS); }
 
-/* One block a row: ids in ascending order by a running count. */
+/* One block a row: ids in ascending order by a running count. A row with more than the list holds is left to the dense form. */
 DGC_KERNEL(soft_pick, soft_pick, 1024) {
     __shared__ int warp_count[32];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, at = 0;
     int64_t row = blockIdx.x;
     const float *z = a.logits + row * a.ld;
     float inv_t = a.prm->inv_t_soft, max = a.max[row];
-    int32_t *out = a.ids + row * a.vocab, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
+    int32_t *out = a.ids + row * DGC_SOFT_LIST, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
     for (int part = 0; part < DGC_SOFT_PARTS; part++) {
         int end = part_begin(a.vocab, part + 1);
         if (threadIdx.x == 0)
@@ -139,6 +150,8 @@ DGC_KERNEL(soft_pick, soft_pick, 1024) {
         for (int v0 = part_begin(a.vocab, part); v0 < end; v0 += 1024) {
             int v = v0 + (int)threadIdx.x, keep = v < end && fmaf(z[v], inv_t, -max) >= DGC_SPARSE_CUT;
             unsigned votes = __ballot_sync(0xffffffffu, keep);
+            if (!__syncthreads_or(keep))
+                continue;
             if (lane == 0)
                 warp_count[warp] = __popc(votes);
             __syncthreads();
@@ -149,36 +162,55 @@ DGC_KERNEL(soft_pick, soft_pick, 1024) {
                 ahead += lane >= s ? n : 0;
             }
             int all = __shfl_sync(0xffffffffu, ahead, 31), before_me = __shfl_sync(0xffffffffu, ahead - mine, warp);
-            if (keep)
-                out[at + before_me + __popc(votes & ((1u << lane) - 1))] = v;
+            int place = at + before_me + __popc(votes & ((1u << lane) - 1));
+            if (keep && place < DGC_SOFT_LIST)
+                out[place] = v;
             at += all;
             __syncthreads();
         }
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         part_at[DGC_SOFT_PARTS] = at;
+        a.count[row] = at;
+    }
 }
 
-DGC_KERNEL(soft_gather, soft_gather, 256) {
+#define BATCH 384
+
+DGC_KERNEL(soft_gather, soft_gather, 384) {
+    __shared__ float p[BATCH];
+    __shared__ int id[BATCH];
     int64_t row = blockIdx.y;
-    int part = (int)blockIdx.x, hidden = a.e.k;
+    int part = (int)blockIdx.x, hidden = a.e.k, tid = (int)threadIdx.x;
+    if (is_dense(1, a.count, row))
+        return;
     const float *z = a.logits + row * a.ld;
-    const int32_t *ids = a.ids + row * a.e.n, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
-    float inv_t = a.prm->inv_t_soft, max = a.max[row], inv_sum = 1.0f / a.sum[row], global = dgc_mat_scale(&a.e, a.e.p);
+    const int32_t *ids = a.ids + row * DGC_SOFT_LIST, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
+    float inv_t = a.prm->inv_t_soft, max = a.max[row], global = dgc_mat_scale(&a.e, a.e.p);
     float *out = a.part + (row * DGC_SOFT_PARTS + part) * hidden;
     int begin = part_at[part], end = part_at[part + 1];
-    for (int c = (int)threadIdx.x * 8; c < hidden; c += 256 * 8) {
+    for (int c0 = 0; c0 < hidden; c0 += 384 * 8) {
+        int c = c0 + tid * 8;
         float s[8], w[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             s[i] = 0;
-        for (int j = begin; j < end; j++) {
-            int id = ids[j];
-            float p = expf(fmaf(z[id], inv_t, -max)) * inv_sum;
-            dgc_decode8(a.e.fmt, a.e.p + (int64_t)id * a.e.row_bytes, global, c, hidden, w);
+        for (int j0 = begin; j0 < end; j0 += BATCH) {
+            int n = end - j0 < BATCH ? end - j0 : BATCH;
+            __syncthreads();
+            if (tid < n) {
+                id[tid] = ids[j0 + tid];
+                p[tid] = prob(z[id[tid]], inv_t, max, 1);
+            }
+            __syncthreads();
+            if (c < hidden)
+#pragma unroll 2
+                for (int j = 0; j < n; j++) {
+                    dgc_decode8(a.e.fmt, a.e.p + (int64_t)id[j] * a.e.row_bytes, global, c, hidden, w);
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                s[i] = fmaf(p, w[i], s[i]);
+                    for (int i = 0; i < 8; i++)
+                        s[i] = fmaf(p[j], w[i], s[i]);
+                }
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -187,13 +219,14 @@ DGC_KERNEL(soft_gather, soft_gather, 256) {
     }
 }
 
+/* skip_dense: rows computed densely have their y already. */
 DGC_KERNEL(soft_sum, soft_sum, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);
-    if (c >= a.cols)
+    if (c >= a.cols || (a.skip_dense && is_dense(a.sparse, a.count, row)))
         return;
     float s = 0;
     for (int part = 0; part < DGC_SOFT_PARTS; part++)
         s += a.part[(row * DGC_SOFT_PARTS + part) * a.cols + c];
-    dgc_store(a.y.p, a.y.dtype, row * a.y.ld + c, s * a.scale);
+    dgc_store(a.y.p, a.y.dtype, row * a.y.ld + c, s * (a.scale / a.sum[row]));
 }
