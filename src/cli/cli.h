@@ -12,6 +12,7 @@ enum { DG_EXIT_OK = 0, DG_EXIT_FAILED = 1, DG_EXIT_USAGE = 2, DG_EXIT_INTERRUPTE
 
 /* Commands, one file each. */
 int dg_cmd_ask(int argc, char **argv);
+int dg_cmd_chat(int argc, char **argv);
 int dg_cmd_tokenize(int argc, char **argv);
 int dg_cmd_config(int argc, char **argv);
 int dg_cmd_summary(int argc, char **argv);

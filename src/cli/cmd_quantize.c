@@ -16,9 +16,9 @@ struct options {
 
 static enum dg_status policy(const struct options *o, struct dg_policy *p, struct dg_error *err) {
     DG_TRY(dg_policy_init(p, o->profile, err));
-    for (int i = 0; i < o->set.n; i++)
+    for (size_t i = 0; i < o->set.n; i++)
         DG_TRY(dg_policy_set(p, o->set.v[i], err));
-    for (int i = 0; i < o->codes.n; i++)
+    for (size_t i = 0; i < o->codes.n; i++)
         DG_TRY(dg_policy_set_codes(p, o->codes.v[i], err));
     return dg_policy_check(p, err);
 }

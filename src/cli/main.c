@@ -8,6 +8,7 @@
 
 static const struct dg_command commands[] = {
     {"ask", "[-m MODEL] -p PROMPT [options]", "Answer one prompt.", dg_cmd_ask},
+    {"chat", "[-m MODEL] [options]", "Talk with the model, line by line, on a terminal or through a pipe.", dg_cmd_chat},
     {"tokenize", "[-m MODEL] [-p TEXT | FILE | -] [options]", "Turn text into token ids, or ids into text.", dg_cmd_tokenize},
     {"summary", "[-m MODEL]", "Say what a model is: shape, parameters, bytes.", dg_cmd_summary},
     {"config", "[-m MODEL]", "Print a model's configuration as the engine reads it, as JSON.", dg_cmd_config},

@@ -141,6 +141,8 @@ static void sync_folder(const char *path) {
 
 enum dg_status dg_conversation_save(const struct dg_conversations *c, const struct dg_conversation *v, const char *path, struct dg_error *err) {
     char part[4200];
+    if (c->opts.attention.unwindowed)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation whose sliding layers see more than their window (DGQ_ATTN_WINDOW=0) cannot be saved");
     if (snprintf(part, sizeof part, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof part)
         return DG_FAIL(err, DG_E_ARG, "the path to save to is too long");
     FILE *f = fopen(part, "wbe");

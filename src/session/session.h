@@ -60,6 +60,10 @@ enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_
  * canvas would fit. Not cancelled half-way. */
 enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
 
+/* Lowest length that a rewind reaches without computing anything again (0 always is): what dg_kv_cut_floor says and, where sliding layers see
+ * all that their rings hold, what leaves them as long a view as a timeline that was never longer has. */
+int64_t dg_session_cut_floor(const struct dg_session *s);
+
 /* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
  * (progress reports it); cancelled or failed meanwhile, the timeline is a shorter prefix. */
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;
