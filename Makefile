@@ -20,8 +20,8 @@ endif
 
 # The reference ops write their sums as independent lanes; -O3 turns the lanes into vectors without changing a bit.
 OPT_ref := -O3
-# So are the encoders, whose search is the cost of quantising.
-OPT_encode := -O3
+# So are the formats: decoding and encoding rows is the cost of quantising.
+OPT_formats := -O3
 
 SRC := $(wildcard src/*/*.c src/*/*/*.c)
 LIB_SRC := $(filter-out src/cli/main.c,$(SRC))
@@ -64,7 +64,7 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
-$(B)/src/formats/encode.o: OPT_FILE := $(OPT_encode)
+$(B)/src/formats/%.o: OPT_FILE := $(OPT_formats)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
 
 $(B)/%.o: %.c

@@ -73,7 +73,11 @@ try "repack --monolithic" "$D" repack -q -m "$dir/over" --monolithic
 # Ctrl-C: status 130, nothing left
 "$D" quantize -q -m o/b --profile nvfp4 -t 1 -o "$dir/out" >/dev/null 2>"$dir/err" &
 pid=$!
-sleep 0.05
+i=0
+while [ ! -e "$dir/out.part" ] && [ $i -lt 500 ]; do # its handler stands by then
+    i=$((i + 1))
+    sleep 0.01
+done
 kill -INT $pid 2>/dev/null
 wait $pid
 status=$?
