@@ -4,6 +4,7 @@
 #include "core/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
 #include <string.h>
@@ -109,7 +110,10 @@ static enum dg_status write_late(struct stream *s, struct dg_error *err) {
     if (s->late_from == 0)
         XXH3_64bits_reset(s->hash);
     XXH3_64bits_update(s->hash, p, (size_t)s->late_bytes);
-    DG_TRY(dg_pwrite_all(it->dst, it->dst_path, p, (size_t)s->late_bytes, it->dst_at + (uint64_t)s->late_from, err));
+    uint64_t at = it->dst_at + (uint64_t)s->late_from;
+    DG_TRY(dg_pwrite_all(it->dst, it->dst_path, p, (size_t)s->late_bytes, at, err));
+    /* the disk begins now, so that the sync at the end waits for the last batches only; a file system that cannot, need not */
+    (void)sync_file_range(it->dst, (off64_t)at, s->late_bytes, SYNC_FILE_RANGE_WRITE);
     if (s->late_from + s->late_bytes == (int64_t)it->bytes)
         it->xxh3 = XXH3_64bits_digest(s->hash);
     return DG_OK;

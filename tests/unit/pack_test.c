@@ -594,6 +594,49 @@ static void q8_embedding(void **state) {
     dg_manifest_deinit(&m);
 }
 
+/* The vision tower goes in on request and by its own class; tied copies never do. */
+static void vision(void **state) {
+    (void)state;
+    struct mk_ckpt c;
+    struct dg_manifest m;
+    struct dg_error err = {0};
+    static const char *const linear = "model.encoder.vision_tower.encoder.layers.0.self_attn.q_proj.linear.weight";
+    static const char *const proj = "model.encoder.embed_vision.embedding_projection.weight";
+    static const char *const table = "model.encoder.vision_tower.patch_embedder.position_embedding_table";
+    mk_build(&c, &shape, "BF16", false, 1);
+    mk_add(&c, linear, "BF16", 2, 2, (int64_t[]){64, 96});
+    mk_add(&c, proj, "BF16", 2, 2, (int64_t[]){64, 32});
+    mk_add(&c, table, "BF16", 2, 3, (int64_t[]){2, 10, 7});
+    mk_add(&c, "lm_head.weight", "BF16", 2, 2, (int64_t[]){shape.vocab, shape.hidden});
+    mk_add(&c, "model.encoder.language_model.norm.weight", "BF16", 2, 1, (int64_t[]){shape.hidden});
+    mk_mkdir(x.dir, "vis");
+    mk_write(&c, path("vis"), 2);
+    for (int with = 0; with < 2; with++) {
+        struct dg_quantize_opts o = options(path("visq"), "q4", with ? "vision=q6" : NULL);
+        o.source = path("vis");
+        o.vision = with;
+        quantize(&o);
+        assert_int_equal(dg_manifest_load(&m, path("visq"), &err), DG_OK);
+        int found = 0;
+        for (size_t i = 0; i < m.n_tensors; i++) {
+            const struct dg_manifest_tensor *t = &m.tensor[i];
+            found += strstr(t->name, "vision") != NULL;
+            assert_null(strstr(t->name, "lm_head"));
+            assert_null(strstr(t->name, "language_model.norm"));
+            if (strcmp(t->name, linear) == 0 || strcmp(t->name, proj) == 0)
+                assert_string_equal(dg_manifest_kind(t), "q6_block");
+            if (strcmp(t->name, table) == 0)
+                assert_string_equal(dg_manifest_kind(t), "raw");
+        }
+        assert_int_equal(found, with ? 3 : 0);
+        assert_int_equal(m.n_classes, with);
+        dg_manifest_deinit(&m);
+        dg_model_close(opened(path("visq")));
+        mk_remove(path("visq"));
+    }
+    mk_free(&c);
+}
+
 static size_t verify(const char *dir, const char *source, const char *part) {
     struct dg_verify v;
     struct dg_error err = {0};
@@ -779,6 +822,7 @@ int main(void) {
         cmocka_unit_test(profiles),     cmocka_unit_test(same_bytes),    cmocka_unit_test(locked_and_illegal),
         cmocka_unit_test(nothing_stays_behind), cmocka_unit_test(overlays), cmocka_unit_test(stale_bases),
         cmocka_unit_test(odd_addresses), cmocka_unit_test(older_packs),  cmocka_unit_test(q8_embedding),
+        cmocka_unit_test(vision),
         cmocka_unit_test(verifying),    cmocka_unit_test(synthetic),     cmocka_unit_test(no_memory),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
