@@ -12,7 +12,7 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
 CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
-LDLIBS := -ljansson -lcurl -lcrypto -lm -ldl -pthread
+LDLIBS := -ledit -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=$(SAN)
@@ -20,6 +20,8 @@ endif
 
 # The reference ops write their sums as independent lanes; -O3 turns the lanes into vectors without changing a bit.
 OPT_ref := -O3
+# So are the encoders, whose search is the cost of quantising.
+OPT_encode := -O3
 
 SRC := $(wildcard src/*/*.c src/*/*/*.c)
 LIB_SRC := $(filter-out src/cli/main.c,$(SRC))
@@ -62,6 +64,7 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
+$(B)/src/formats/encode.o: OPT_FILE := $(OPT_encode)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
 
 $(B)/%.o: %.c

@@ -22,11 +22,17 @@ static void print_help(const struct dg_command *cmd, const struct dg_arg *args, 
     }
 }
 
+/* strtoll and strtoull also take blanks and, for unsigned numbers, a minus sign. */
+static bool starts_number(const char *s, bool negative) {
+    s += negative && *s == '-';
+    return *s >= '0' && *s <= '9';
+}
+
 static bool parse_int(const char *s, int64_t min, int64_t max, int64_t *out) {
     char *end;
     errno = 0;
     long long v = strtoll(s, &end, 10);
-    if (errno || end == s || *end || v < min || v > max)
+    if (errno || !starts_number(s, true) || *end || v < min || v > max)
         return false;
     *out = v;
     return true;
@@ -36,7 +42,7 @@ static bool parse_u64(const char *s, uint64_t *out) {
     char *end;
     errno = 0;
     unsigned long long v = strtoull(s, &end, 10);
-    if (errno || end == s || *end || *s == '-')
+    if (errno || !starts_number(s, false) || *end)
         return false;
     *out = v;
     return true;
@@ -50,6 +56,15 @@ static bool store(const struct dg_command *cmd, const struct dg_arg *a, const ch
     case DG_ARG_STR:
         *(const char **)a->dst = value;
         return true;
+    case DG_ARG_LIST: {
+        struct dg_arg_list *l = a->dst;
+        if (l->n < DG_ARG_LIST_MAX) {
+            l->v[l->n++] = value;
+            return true;
+        }
+        fprintf(stderr, "diffgemma %s: --%s is given more than %d times\n", cmd->name, a->name, DG_ARG_LIST_MAX);
+        return false;
+    }
     case DG_ARG_INT:
         if (parse_int(value, a->min, a->max, a->dst))
             return true;
@@ -96,8 +111,11 @@ bool dg_args_parse(int argc, char **argv, const struct dg_command *cmd, const st
             if (args[i].letter == o)
                 hit = &args[i];
         if (!hit) {
+            /* a letter among others, as in -xv, is named by itself; a long option by its word */
+            char letter[3] = {'-', (char)optopt, 0};
+            bool word = optopt == 0 || optopt >= LONG_BASE;
             fprintf(stderr, "diffgemma %s: %s %s; see diffgemma %s --help\n", cmd->name, o == ':' ? "a value is missing after" : "unknown option",
-                    argv[optind - 1], cmd->name);
+                    word ? argv[optind - 1] : letter, cmd->name);
             return false;
         }
         if (!store(cmd, hit, optarg))

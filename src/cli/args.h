@@ -6,13 +6,20 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_STR };
+enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_STR, DG_ARG_LIST };
+
+/* Values of an option that may be given many times, in order. */
+#define DG_ARG_LIST_MAX 256
+struct dg_arg_list {
+    const char *v[DG_ARG_LIST_MAX];
+    size_t n;
+};
 
 struct dg_arg {
     const char *name; /* long option without dashes */
     char letter;      /* short option, 0 = none */
     enum dg_arg_kind kind;
-    void *dst;        /* bool, int64_t, uint64_t or const char * */
+    void *dst;        /* bool, int64_t, uint64_t, const char * or struct dg_arg_list */
     int64_t min, max; /* of DG_ARG_INT */
     const char *value; /* name of the value in the help */
     const char *help;

@@ -3,8 +3,10 @@
 #ifndef DG_CLI_ASK_REPORT_H
 #define DG_CLI_ASK_REPORT_H
 
+#include "cli/live.h"
 #include "message/reply.h"
 #include "message/turn_text.h"
+#include "pipeline/pipeline.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -21,13 +23,16 @@ struct dg_ask_report {
     FILE *trace;           /* DGQ_TRACE_PMAX_JSONL, NULL = none */
     bool json, verbose, progress;
     bool line_open; /* a progress line stands on the terminal */
+    struct dg_live *live; /* the canvas view, NULL = none */
     /* set by the command */
     size_t prompt_tokens;
+    int64_t max_tokens; /* 0 = no limit was asked for */
     double load_s, prefill_s, total_s;
 };
 
 struct dg_ask_report_opts {
     bool json, verbose;
+    struct dg_live *live;  /* show text and canvas on this terminal; NULL = none. Borrowed */
     bool in_thought;       /* the prompt ends inside an open thought */
     const char *trace_path; /* file that every step's largest probabilities are appended to as JSON lines, NULL = none */
 };
@@ -36,11 +41,11 @@ struct dg_ask_report_opts {
 enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text,
                                   const struct dg_ask_report_opts *o, struct dg_error *err) DG_MUST_CHECK;
 void dg_ask_report_deinit(struct dg_ask_report *r);
-/* Callbacks of session and turn; ctx is the report. */
-void dg_ask_on_prefill(void *ctx, int64_t done, int64_t total);
-void dg_ask_on_step(void *ctx, const struct dg_step_event *e);
-void dg_ask_on_block(void *ctx, const struct dg_block_event *e);
-/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. st and err are the turn's. */
-void dg_ask_report_end(struct dg_ask_report *r, const struct dg_turn *t, enum dg_status st, const struct dg_error *err);
+/* An event function; ctx is the report. */
+void dg_ask_on_event(void *ctx, const struct dg_event *e);
+/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. t is the turn's answer, conv 0 when it did not come
+ * to a turn; st and err are the turn's. false when the answer,
+ * or a part of it, did not reach standard output (an answer of no characters among them), the reason being on stderr. */
+bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err);
 
 #endif

@@ -12,12 +12,22 @@ enum { DG_EXIT_OK = 0, DG_EXIT_FAILED = 1, DG_EXIT_USAGE = 2, DG_EXIT_INTERRUPTE
 
 /* Commands, one file each. */
 int dg_cmd_ask(int argc, char **argv);
+int dg_cmd_chat(int argc, char **argv);
 int dg_cmd_tokenize(int argc, char **argv);
 int dg_cmd_config(int argc, char **argv);
 int dg_cmd_summary(int argc, char **argv);
 int dg_cmd_download(int argc, char **argv);
 int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
+int dg_cmd_replay(int argc, char **argv);
+int dg_cmd_golden(int argc, char **argv);
+int dg_cmd_quantize(int argc, char **argv);
+int dg_cmd_repack(int argc, char **argv);
+int dg_cmd_verify(int argc, char **argv);
+int dg_cmd_manifest(int argc, char **argv);
+int dg_cmd_synth(int argc, char **argv);
+/* --list-models */
+int dg_list_models(void);
 /* The row of a command in main's table. */
 const struct dg_command *dg_command_find(const char *name);
 
@@ -47,12 +57,13 @@ struct dg_runtime {
     struct dg_model *model;
     struct dg_tokenizer *tok;
     struct dg_backend *be;
-    struct dg_session *session;
     double load_s;
 };
 
 /* Seconds of a monotonic clock. */
 double dg_now(void);
+/* The folder models/ beside the program (build/diffgemma) or in the installed data folder; false when there is none. */
+bool dg_bundled_models(char *path, size_t n);
 /* Flags from the environment. */
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 /* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */
@@ -60,10 +71,14 @@ enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args 
 /* The rest, each after the ones before it; warnings of the model go to stderr. */
 enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
-enum dg_status dg_runtime_session(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;
+/* Fills the options of sessions from arguments and flags and opens the backend. */
+enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err)
+    DG_MUST_CHECK;
 void dg_runtime_close(struct dg_runtime *r);
 
 /* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */
 enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, struct dg_error *err) DG_MUST_CHECK;
+/* Token ids as text: whole numbers between white space, commas or brackets. Errors: DG_E_ARG naming the first word that is none. */
+enum dg_status dg_read_ids(const char *text, struct dg_ids *out, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

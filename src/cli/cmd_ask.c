@@ -2,10 +2,10 @@
 #include "cli/cli.h"
 
 #include "cli/ask_report.h"
+#include "cli/front.h"
 #include "message/prompt.h"
 #include "message/turn_text.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,17 +17,18 @@
 
 struct options {
     struct dg_model_args model;
-    const char *prompt, *system, *canvas_ids, *seed;
+    struct dg_log_args log;
+    const char *prompt, *system, *canvas_ids;
+    uint64_t seed;
     int64_t max_tokens, steps;
-    bool raw, think, json, verbose, no_early_stop;
+    bool raw, think, json, verbose, no_early_stop, view;
 };
 
-static struct dg_session *interrupted; /* session that Ctrl-C stops */
+static atomic_bool interrupted; /* by Ctrl-C */
 
 static void on_interrupt(int sig) {
     (void)sig;
-    if (interrupted)
-        atomic_store(&interrupted->cancel, true);
+    atomic_store(&interrupted, true);
     /* a second one ends the program at once */
     signal(SIGINT, SIG_DFL);
 }
@@ -37,8 +38,13 @@ static enum dg_status read_prompt(const struct options *o, struct dg_buf *out, s
     if (!o->prompt)
         return DG_FAIL(err, DG_E_ARG, "no prompt: give -p TEXT, or -p - to read standard input");
     if (!strcmp(o->prompt, "-"))
-        return dg_read_all("-", PROMPT_MAX, out, err);
-    return dg_buf_str(out, o->prompt) == DG_OK ? DG_OK : DG_FAIL(err, out->status, "the prompt is too long");
+        DG_TRY(dg_read_all("-", PROMPT_MAX, out, err));
+    else if (dg_buf_str(out, o->prompt) != DG_OK)
+        return DG_FAIL(err, out->status, "the prompt is too long");
+    /* the prompt form drops white space around a message, so that one of nothing else is empty too */
+    if (out->len == (o->raw ? 0 : strspn(dg_buf_cstr(out), " \t\r\n")))
+        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
+    return DG_OK;
 }
 
 /* Prompt text to ids: raw text as it stands, control tokens included, or one user message in the model's prompt form. */
@@ -58,60 +64,12 @@ static enum dg_status read_canvas(const char *path, int32_t canvas, struct dg_id
     struct dg_buf b;
     dg_buf_init(&b, 1 << 20);
     enum dg_status st = dg_read_all(path, 1 << 20, &b, err);
-    const char *s = dg_buf_cstr(&b);
-    while (st == DG_OK && *(s += strspn(s, " \t\r\n,[]"))) {
-        char *end;
-        errno = 0;
-        long v = strtol(s, &end, 10);
-        if (end == s || errno || v < 0 || v > INT32_MAX)
-            st = DG_FAIL(err, DG_E_ARG, "%s: '%.20s' is not a token id", path, s);
-        else if (dg_ids_push(out, (int32_t)v) != DG_OK)
-            st = DG_FAIL(err, out->status, "%s: too many ids", path);
-        s = end;
-    }
+    if (st == DG_OK && (st = dg_read_ids(dg_buf_cstr(&b), out, err)) != DG_OK)
+        dg_error_prefix(err, "%s", path);
     dg_buf_deinit(&b);
     if (st == DG_OK && (out->n == 0 || out->n > (size_t)canvas))
         st = DG_FAIL(err, DG_E_ARG, "%s holds %zu ids; a canvas takes 1 to %d", path, out->n, canvas);
     return st;
-}
-
-static enum dg_status parse_seed(const char *s, uint64_t *seed, struct dg_error *err) {
-    char *end;
-    if (!s) {
-        *seed = 42;
-        return DG_OK;
-    }
-    errno = 0;
-    unsigned long long v = strtoull(s, &end, 10);
-    if (errno || end == s || *end || *s == '-')
-        return DG_FAIL(err, DG_E_ARG, "--seed %s: give a whole number from 0 to 18446744073709551615", s);
-    *seed = v;
-    return DG_OK;
-}
-
-static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) {
-    return dg_turn_text_shows_nothing(((struct dg_ask_report *)ctx)->text, ids, n);
-}
-
-static enum dg_status turn_opts(const struct dg_runtime *r, const struct options *o, const struct dg_turn_text *text, const struct dg_ids *canvas,
-                                struct dg_turn_opts *t, struct dg_error *err) {
-    memset(t, 0, sizeof *t);
-    DG_TRY(parse_seed(o->seed, &t->seed, err));
-    t->max_tokens = o->max_tokens;
-    dg_sampler_params_init(&t->sampler, &r->model->cfg, &r->flags);
-    if (o->steps)
-        t->sampler.steps_max = (int32_t)o->steps;
-    t->sampler.no_early_stop = o->no_early_stop;
-    dg_commit_policy_init(&t->policy, &r->model->cfg, &r->flags);
-    dg_turn_text_policy(text, &t->policy);
-    t->first_step = r->flags.first_step_sc == DG_FIRST_STEP_NONE ? DG_SC_NONE : DG_SC_SEED;
-    t->canvas_ids = canvas->v;
-    t->canvas_n = (int32_t)canvas->n;
-    t->blank = text->blank;
-    t->shows_nothing = shows_nothing;
-    t->on_step = dg_ask_on_step;
-    t->on_block = dg_ask_on_block;
-    return DG_OK;
 }
 
 static bool ends_in_thought(const struct dg_runtime *r, const struct dg_ids *ids) {
@@ -126,52 +84,66 @@ struct work {
     struct dg_runtime r;
     struct dg_buf prompt;
     struct dg_ids ids, canvas;
-    struct dg_turn_text text;
-    struct dg_turn turn;
+    struct dg_front front;
+    struct dg_result turn;
     struct dg_ask_report report;
+    struct dg_live live;
 };
 
 static enum dg_status prepare(struct work *w, const struct options *o, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(&w->r, err));
     DG_TRY(read_prompt(o, &w->prompt, err));
     DG_TRY(dg_runtime_find(&w->r, &o->model, err));
+    /* the model first: of a folder that holds something else its configuration says what, a missing tokenizer does not */
+    DG_TRY(dg_runtime_model(&w->r, err));
     double t = dg_now();
     DG_TRY(dg_runtime_tokenizer(&w->r, err));
     w->r.load_s += dg_now() - t;
     DG_TRY(encode_prompt(&w->r, o, &w->prompt, &w->ids, err));
-    if (w->ids.n == 0)
-        return DG_FAIL(err, DG_E_ARG, "the prompt is empty");
-    DG_TRY(dg_runtime_model(&w->r, err));
-    DG_TRY(dg_runtime_session(&w->r, &o->model, err));
-    if (w->ids.n > (size_t)dg_session_room(w->r.session))
+    struct dg_front_opts fo = {.log = o->log, .conversations = 1};
+    DG_TRY(dg_front_open(&w->front, &w->r, &o->model, &fo, err));
+    if (w->ids.n > (size_t)w->front.room)
         return DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens and a canvas takes %d: they do not fit a context of %lld (--ctx, at most %d here)",
-                       w->ids.n, w->r.model->cfg.canvas, (long long)w->r.session->kv.ctx, w->r.model->cfg.ctx_max);
-    if (o->canvas_ids)
-        DG_TRY(read_canvas(o->canvas_ids, w->r.model->cfg.canvas, &w->canvas, err));
-    return dg_turn_text_init(&w->text, w->r.tok, w->r.model->cfg.vocab, err);
+                       w->ids.n, w->r.model->cfg.canvas, (long long)w->front.ctx, w->r.model->cfg.ctx_max);
+    return o->canvas_ids ? read_canvas(o->canvas_ids, w->r.model->cfg.canvas, &w->canvas, err) : DG_OK;
 }
 
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
-    struct dg_turn_opts t;
-    DG_TRY(turn_opts(&w->r, o, &w->text, &w->canvas, &t, err));
-    struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
-    DG_TRY(dg_ask_report_init(&w->report, w->r.tok, &w->text, &ro, err));
-    t.ctx = &w->report;
-    interrupted = w->r.session;
-    signal(SIGINT, on_interrupt);
+    struct dg_ask_report *report = &w->report;
+    bool view = o->view && !o->json && dg_live_possible();
+    if (view)
+        dg_live_init(&w->live, w->r.tok, true);
+    struct dg_ask_report_opts ro = {.json = o->json, .verbose = o->verbose, .live = view ? &w->live : NULL,
+                                    .in_thought = ends_in_thought(&w->r, &w->ids), .trace_path = w->r.flags.trace_pmax_jsonl};
+    DG_TRY(dg_ask_report_init(report, w->r.tok, &w->front.text, &ro, err));
+    struct dg_gen g = w->front.opts.gen;
+    g.seed = o->seed;
+    g.max_tokens = report->max_tokens = o->max_tokens;
+    if (o->steps)
+        g.sampler.steps_max = (int32_t)o->steps;
+    g.sampler.no_early_stop = o->no_early_stop;
+    g.canvas_ids = w->canvas.v;
+    g.canvas_n = (int32_t)w->canvas.n;
+    g.extend_last = false; /* nothing follows */
+    struct dg_op prompt = {.kind = DG_OP_EXTEND, .ids = w->ids.v, .n = w->ids.n, .cancel = &interrupted};
+    struct dg_op turn = {.kind = DG_OP_GENERATE, .gen = &g, .cancel = &interrupted};
+    if (view) {
+        dg_live_signals(&interrupted, NULL);
+        dg_live_begin(&w->live);
+    } else
+        signal(SIGINT, on_interrupt);
     double start = dg_now();
-    DG_TRY(dg_session_extend(w->r.session, w->ids.v, w->ids.n, dg_ask_on_prefill, &w->report, err));
-    w->report.prefill_s = dg_now() - start;
-    w->report.prompt_tokens = w->ids.n;
-    DG_TRY(dg_turn_begin(&w->turn, w->r.session, &t, err));
-    enum dg_status st = dg_turn_run(&w->turn, err);
-    w->report.total_s = dg_now() - start;
-    w->report.load_s = w->r.load_s;
+    DG_TRY(dg_pipeline_call(w->front.p, &prompt, dg_ask_on_event, report, NULL, err));
+    report->prefill_s = dg_now() - start;
+    report->prompt_tokens = w->ids.n;
+    enum dg_status st = dg_pipeline_call(w->front.p, &turn, dg_ask_on_event, report, &w->turn, err);
+    report->total_s = dg_now() - start;
+    report->load_s = w->r.load_s;
     return st;
 }
 
 int dg_cmd_ask(int argc, char **argv) {
-    struct options o = {0};
+    struct options o = {.seed = 42};
     dg_model_args_init(&o.model);
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
@@ -179,12 +151,14 @@ int dg_cmd_ask(int argc, char **argv) {
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"raw", 0, DG_ARG_FLAG, &o.raw, 0, 0, NULL, "the prompt is the token stream's text itself, control tokens included"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think first; the thought goes to stderr"},
-        {"seed", 0, DG_ARG_STR, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
+        {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
         {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"canvas-ids", 0, DG_ARG_STR, &o.canvas_ids, 0, 0, "FILE", "first canvas instead of a random one: token ids"},
         {"no-early-stop", 0, DG_ARG_FLAG, &o.no_early_stop, 0, 0, NULL, "run every scheduled step"},
+        DG_LOG_ARGS(o.log),
+        {"view", 0, DG_ARG_FLAG, &o.view, 0, 0, NULL, "on a terminal: show the canvas while it is being written"},
         {"json", 0, DG_ARG_FLAG, &o.json, 0, 0, NULL, "print one JSON object instead of text"},
         {"verbose", 'v', DG_ARG_FLAG, &o.verbose, 0, 0, NULL, "a line a block, and timings, on stderr"},
     };
@@ -197,16 +171,16 @@ int dg_cmd_ask(int argc, char **argv) {
     bool started = st == DG_OK;
     if (started)
         st = answer(&w, &o, &err);
-    if (started && (st == DG_OK || w.report.tok))
-        dg_ask_report_end(&w.report, &w.turn, st, &err);
+    if (started && (st == DG_OK || w.report.tok) && !dg_ask_report_end(&w.report, &w.turn, st, &err))
+        status = DG_EXIT_FAILED;
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);
-    interrupted = NULL;
+    if (w.live.view.tok)
+        dg_live_deinit(&w.live);
     dg_ask_report_deinit(&w.report);
-    if (w.turn.s)
-        dg_turn_deinit(&w.turn);
-    dg_turn_text_deinit(&w.text);
+    dg_ids_deinit(&w.turn.ids);
+    dg_front_close(&w.front);
     dg_ids_deinit(&w.ids);
     dg_ids_deinit(&w.canvas);
     dg_buf_deinit(&w.prompt);

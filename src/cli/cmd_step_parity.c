@@ -117,8 +117,8 @@ static enum dg_status run_path(const struct dg_model *m, const struct path *p, c
     c->be = be;
     struct dg_trace trace = {see, c};
     struct dg_denoise d = {in->canvas, in->canvas_n, in->sc, false, in->inv_t};
-    DG_GO(dg_forward_denoise(be, &s->planes, &s->kv, &d, &trace, err));
-    struct dg_plane logits = dg_plane_view(&s->planes.logits, in->canvas_n, m->cfg.vocab);
+    DG_GO(dg_forward_denoise(be, s->planes, &s->kv, &d, &trace, err));
+    struct dg_plane logits = dg_plane_view(&s->planes->logits, in->canvas_n, m->cfg.vocab);
     keep(c, "logits", -1, "F32", logits.rows, logits.cols, plane_f32(be, &logits));
     st = c->err.code == DG_OK ? dg_backend_status(be, err) : DG_FAIL(err, c->err.code, "%s", dg_error_text(&c->err));
 done:
@@ -196,12 +196,12 @@ static enum dg_status encode(const struct dg_runtime *r, const struct options *o
 static enum dg_status work(struct dg_runtime *r, const struct options *o, struct dg_ids *ids, int32_t **canvas, struct capture *base,
                            struct capture *other, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(r, err));
-    DG_TRY(dg_runtime_find(r, &o->model, err));
-    DG_TRY(dg_runtime_tokenizer(r, err));
     if (!o->prompt)
         return DG_FAIL(err, DG_E_ARG, "no prompt: give -p TEXT");
-    DG_TRY(encode(r, o, ids, err));
+    DG_TRY(dg_runtime_find(r, &o->model, err));
     DG_TRY(dg_runtime_model(r, err));
+    DG_TRY(dg_runtime_tokenizer(r, err));
+    DG_TRY(encode(r, o, ids, err));
     const struct dg_config *c = &r->model->cfg;
     struct input in = {ids, NULL, c->canvas, DG_SC_SEED, 1.0f / c->t_max};
     if (!strcmp(o->sc, "none"))

@@ -1,4 +1,4 @@
-/* The op table: the twenty-odd operations a DiffusionGemma forward pass is made of, and the contract every backend keeps.
+/* The op table: the operations a DiffusionGemma forward pass is made of, and the contract every backend keeps.
  *
  * src/model/forward.c says what the model is in these terms, once; a backend fills the table. The reference backend (src/ops/ref)
  * is plain C in f32 and stays the oracle: every faster op is tested against it.

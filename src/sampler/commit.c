@@ -150,7 +150,7 @@ static bool all_blank(const struct dg_commit_policy *p, const struct dg_commit_b
     return n > 0;
 }
 
-static void advance(const struct dg_commit_policy *p, struct dg_commit_turn *t, const int32_t *ids, int32_t n) {
+void dg_commit_advance(const struct dg_commit_policy *p, struct dg_commit_turn *t, const int32_t *ids, int32_t n) {
     t->call_open = dg_commit_call_open(ids, n, p->call_open, p->call_close, t->call_open);
     for (int32_t i = 0; i < n; i++) {
         t->run = t->run > 0 && ids[i] == t->run_id ? t->run + (t->run < INT32_MAX) : 1;
@@ -192,7 +192,7 @@ enum dg_status dg_commit_plan(const struct dg_commit_policy *p, struct dg_commit
     if (c.end == DG_END_NONE && p->ws_stop && all_blank(p, b, c.kept))
         c.end = DG_END_BLANK;
     c.trimmed = rows < b->n && c.kept == rows;
-    advance(p, t, b->ids, c.kept);
+    dg_commit_advance(p, t, b->ids, c.kept);
     *out = c;
     return DG_OK;
 }

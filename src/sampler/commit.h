@@ -95,6 +95,9 @@ bool dg_commit_room(int64_t ctx, int64_t pos, int32_t canvas);
 enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct dg_commit_turn *t, int64_t budget, int64_t ctx,
                                 int64_t pos);
 
+/* Moves the turn on by one block that keeps n ids, without asking the policy. */
+void dg_commit_advance(const struct dg_commit_policy *p, struct dg_commit_turn *t, const int32_t *ids, int32_t n);
+
 /* Decides on one block and, unless it is to be run again, moves the turn on. budget: tokens the whole turn may hold.
  *
  * In this order: re-roll of a degenerate first block; trim; first stop among the rows left (behind the kept rows it ends the

@@ -26,13 +26,6 @@ const char *dg_stop_name(enum dg_stop_reason r) {
     return "unknown";
 }
 
-/* The configuration keeps f32; where the number in the file was a short decimal this gives it back in full, so that temperatures
- * and thresholds are those of an implementation that computes them in double. */
-static double decimal(float x) {
-    double d = round((double)x * 1e7) / 1e7;
-    return (float)d == x ? d : (double)x;
-}
-
 void dg_sampler_params_init(struct dg_sampler_params *p, const struct dg_config *cfg, const struct dg_flags *f) {
     struct dg_flags def;
     if (!f) {
@@ -43,11 +36,11 @@ void dg_sampler_params_init(struct dg_sampler_params *p, const struct dg_config 
         .vocab = cfg->vocab,
         .pad = cfg->pad,
         .steps_max = cfg->steps_max,
-        .t_min = decimal(cfg->t_min),
-        .t_max = decimal(cfg->t_max),
-        .entropy_bound = decimal(cfg->entropy_bound),
+        .t_min = cfg->t_min,
+        .t_max = cfg->t_max,
+        .entropy_bound = cfg->entropy_bound,
         .stability = cfg->stability,
-        .confidence = decimal(cfg->confidence),
+        .confidence = cfg->confidence,
         .argmax = f->denoiser_argmax,
         .freeze = f->freeze,
         .reference_stops = f->reference_stops,

@@ -1,7 +1,7 @@
 /* The entropy-bound sampler: from a step's row statistics to the accept mask, the next canvas and the decision to stop.
  *
  * Pure state machine: it sees entropies and argmaxes, never a model, a cache or text (seed sections 6 and 6.1; reference.md
- * section 4). One object serves one session and is reused for all its blocks; after creation it allocates nothing.
+ * section 4). One object serves a turn and is reused for all its blocks; after creation it allocates nothing.
  *
  * One block: dg_sampler_begin, then per step dg_sampler_temperature -> forward pass on dg_sampler_canvas -> row statistics of
  * softmax(logits / T) -> dg_sampler_step, until the result's `stop` is not DG_STOP_NONE. */

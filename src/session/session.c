@@ -20,7 +20,7 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
     return dg_backend_reserve(be, &r, err);
 }
 
-static enum dg_status check_opts(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
         o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
     if (o->chunk == 0)
@@ -36,6 +36,19 @@ static enum dg_status check_opts(const struct dg_config *c, struct dg_session_op
     return DG_OK;
 }
 
+static enum dg_status planes(struct dg_session *s, int32_t rows, struct dg_error *err) {
+    if (s->opts.planes) {
+        s->planes = s->opts.planes;
+        return s->planes->rows >= rows ? DG_OK : DG_FAIL(err, DG_E_ARG, "the planes to share have %d rows; %d are needed", s->planes->rows, rows);
+    }
+    s->planes = dg_calloc(1, sizeof *s->planes);
+    if (!s->planes)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
+    DG_TRY(dg_planes_init(s->planes, s->be, rows, err));
+    s->planes->attention = s->opts.attention;
+    return DG_OK;
+}
+
 enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err) {
     *out = NULL;
     const struct dg_config *c = &be->model->cfg;
@@ -45,21 +58,21 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->be = be;
     s->cfg = c;
     s->opts = *opts;
-    enum dg_status st = check_opts(c, &s->opts, err);
+    enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
     int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
     if (st == DG_OK)
         st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
     if (st == DG_OK)
-        st = dg_planes_init(&s->planes, be, rows, err);
-    s->planes.attention = s->opts.attention;
+        st = planes(s, rows, err);
     if (st == DG_OK) {
         size_t n = (size_t)c->canvas;
         s->entropy = dg_calloc(n, sizeof *s->entropy);
         s->p_max = dg_calloc(n, sizeof *s->p_max);
         s->argmax = dg_calloc(n, sizeof *s->argmax);
-        if (!s->entropy || !s->p_max || !s->argmax || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+        s->row = dg_calloc((size_t)c->vocab, sizeof *s->row);
+        if (!s->entropy || !s->p_max || !s->argmax || !s->row || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
             st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
     }
     if (st != DG_OK) {
@@ -73,14 +86,20 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
 void dg_session_destroy(struct dg_session *s) {
     if (!s)
         return;
-    dg_planes_deinit(&s->planes, s->be);
+    if (s->planes && !s->opts.planes) {
+        dg_planes_deinit(s->planes, s->be);
+        dg_free(s->planes);
+    }
     dg_kv_deinit(&s->kv, s->be);
     dg_ids_deinit(&s->log);
     dg_free(s->entropy);
     dg_free(s->p_max);
     dg_free(s->argmax);
+    dg_free(s->row);
     dg_free(s);
 }
+
+bool dg_session_cancelled(const struct dg_session *s) { return s->cancel && atomic_load(s->cancel); }
 
 int64_t dg_session_room(const struct dg_session *s) {
     int64_t room = s->kv.ctx - s->kv.len - s->cfg->canvas;
@@ -90,11 +109,12 @@ int64_t dg_session_room(const struct dg_session *s) {
 static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
                               struct dg_error *err) {
     for (int64_t done = 0; done < n;) {
-        if (may_cancel && atomic_load(&s->cancel))
+        if (may_cancel && dg_session_cancelled(s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled after %lld of %lld prompt tokens", (long long)done, (long long)n);
         int32_t now = n - done < s->opts.chunk ? (int32_t)(n - done) : s->opts.chunk;
-        DG_TRY(dg_forward_prefill(s->be, &s->planes, &s->kv, ids + done, now, NULL, NULL, err));
+        DG_TRY(dg_forward_prefill(s->be, s->planes, &s->kv, ids + done, now, NULL, NULL, err));
         done += now;
+        s->computed += now;
         if (progress)
             progress(ctx, done, n);
     }
@@ -125,23 +145,28 @@ enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_
     return extend(s, ids, n, false, NULL, NULL, err);
 }
 
+int64_t dg_session_cut_floor(const struct dg_session *s) {
+    int64_t floor = dg_kv_cut_floor(&s->kv), fresh = s->kv.high - s->cfg->canvas;
+    return s->opts.attention.unwindowed && s->kv.high > s->kv.ring && fresh > floor ? fresh : floor;
+}
+
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
     if (len < 0 || len > s->kv.len)
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
-    bool rebuild = len > 0 && len < dg_kv_cut_floor(&s->kv);
+    bool rebuild = len > 0 && len < dg_session_cut_floor(s);
     dg_kv_cut(&s->kv, rebuild ? 0 : len);
-    enum dg_status st = rebuild ? prefill(s, s->log.v, len, false, progress, ctx, err) : DG_OK;
+    enum dg_status st = rebuild ? prefill(s, s->log.v, len, true, progress, ctx, err) : DG_OK;
     s->log.n = (size_t)s->kv.len;
     return st;
 }
 
 enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err) {
     struct dg_denoise d = {canvas, n, sc, s->opts.sc_sparse, inv_t};
-    DG_TRY(dg_forward_denoise(s->be, &s->planes, &s->kv, &d, NULL, err));
+    DG_TRY(dg_forward_denoise(s->be, s->planes, &s->kv, &d, NULL, err));
     size_t rows = (size_t)n;
-    s->be->ops->read(s->be, s->entropy, s->planes.stats.entropy, rows * sizeof *s->entropy);
-    s->be->ops->read(s->be, s->p_max, s->planes.stats.p_max, rows * sizeof *s->p_max);
-    s->be->ops->read(s->be, s->argmax, s->planes.stats.argmax, rows * sizeof *s->argmax);
+    s->be->ops->read(s->be, s->entropy, s->planes->stats.entropy, rows * sizeof *s->entropy);
+    s->be->ops->read(s->be, s->p_max, s->planes->stats.p_max, rows * sizeof *s->p_max);
+    s->be->ops->read(s->be, s->argmax, s->planes->stats.argmax, rows * sizeof *s->argmax);
     DG_TRY(dg_backend_status(s->be, err));
     for (int32_t i = 0; i < n; i++)
         if (!isfinite(s->entropy[i]))
@@ -151,11 +176,9 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
 
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
     int32_t vocab = s->cfg->vocab;
-    float *z = dg_calloc((size_t)vocab, sizeof *z), max, inv_t = s->planes.stats_inv_t;
-    if (!z)
-        return DG_FAIL(err, DG_E_NOMEM, "no memory to draw a token");
-    s->be->ops->read(s->be, z, (const float *)s->planes.logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
-    s->be->ops->read(s->be, &max, s->planes.stats.max + row, sizeof max);
+    float *z = s->row, max, inv_t = s->planes->stats_inv_t;
+    s->be->ops->read(s->be, z, (const float *)s->planes->logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
+    s->be->ops->read(s->be, &max, s->planes->stats.max + row, sizeof max);
     double sum = 0, at = 0;
     for (int32_t v = 0; v < vocab; v++)
         sum += exp((double)z[v] * (double)inv_t - (double)max);
@@ -167,7 +190,6 @@ enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int3
             break;
         }
     }
-    dg_free(z);
     *id = pick;
     return dg_backend_status(s->be, err);
 }

@@ -16,20 +16,30 @@ struct dg_session_opts {
     int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
     struct dg_attention_opts attention; /* zeroed = dense and windowed */
+    /* planes to compute in, borrowed for the session's life: those of another session of the same backend with the same options, so that
+     * many sessions that take turns cost one set. NULL = its own. */
+    struct dg_planes *planes;
 };
 
 struct dg_session {
     struct dg_backend *be;
     const struct dg_config *cfg;
     struct dg_session_opts opts;
-    struct dg_planes planes;
+    struct dg_planes *planes; /* own, or those of opts.planes */
     struct dg_kv kv;
     struct dg_ids log; /* the committed tokens: log.n == kv.len */
+    int64_t computed;  /* tokens prefilled since the session was made */
     /* statistics of the last step on the host, cfg.canvas each */
     float *entropy, *p_max;
     int32_t *argmax;
-    atomic_bool cancel; /* set from any thread: the call in progress ends with DG_E_CANCELLED between two chunks or steps */
+    float *row; /* one row of logits on the host, cfg.vocab: to draw from */
+    /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL =
+     * never. Borrowed; whoever drives the session sets the pointer, any thread or a signal handler the value. */
+    const atomic_bool *cancel;
 };
+
+/* Replaces the zeros of o by what they stand for and checks it. Errors: DG_E_ARG. */
+enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_session_opts *o, struct dg_error *err) DG_MUST_CHECK;
 
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
@@ -50,8 +60,12 @@ enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_
  * canvas would fit. Not cancelled half-way. */
 enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
 
+/* Lowest length that a rewind reaches without computing anything again (0 always is): what dg_kv_cut_floor says and, where sliding layers see
+ * all that their rings hold, what leaves them as long a view as a timeline that was never longer has. */
+int64_t dg_session_cut_floor(const struct dg_session *s);
+
 /* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
- * (progress reports it). */
+ * (progress reports it); cancelled or failed meanwhile, the timeline is a shorter prefix. */
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;
 
 /* One denoise step over canvas[n]; entropy, p_max and argmax of the rows are then in the session. sc = DG_SC_SOFT reads the logits of
@@ -61,6 +75,8 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
 
 /* Draws from softmax(logits / T) of the last step's row: the smallest id whose cumulative probability exceeds u (0 <= u < 1). */
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) DG_MUST_CHECK;
+
+bool dg_session_cancelled(const struct dg_session *s);
 
 /* Positions still free for tokens when one whole canvas must stay available. */
 int64_t dg_session_room(const struct dg_session *s);

@@ -65,7 +65,7 @@ enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *er
     n = dg_sampler_n(t->sampler);
     enum dg_sc_mode sc = t->opts.first_step;
     do {
-        if (atomic_load(&t->s->cancel))
+        if (dg_session_cancelled(t->s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled");
         float temperature = dg_sampler_temperature(t->sampler);
         DG_TRY(dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err));
@@ -96,7 +96,8 @@ static int32_t before_stop(const struct dg_commit_policy *p, const int32_t *ids,
     return i;
 }
 
-enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) {
+/* The decision, and the turn's state after it. */
+static enum dg_status plan(struct dg_turn *t, struct dg_commit_turn *state, struct dg_commit *c, struct dg_error *err) {
     const int32_t *ids = t->last.result;
     struct dg_commit_block b = {.ids = ids, .p_max = t->s->p_max, .n = dg_sampler_n(t->sampler), .retries = t->retries};
     if (t->opts.blank) {
@@ -105,37 +106,81 @@ enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *e
         b.blank = t->blank_rows;
     }
     if (t->opts.shows_nothing && t->state.blocks == 0)
-        b.shows_nothing = t->opts.shows_nothing(t->opts.ctx, ids, before_stop(&t->opts.policy, ids, b.n));
-    struct dg_commit_turn state = t->state;
-    struct dg_commit c;
-    DG_TRY(dg_commit_plan(&t->opts.policy, &state, &b, t->budget, &c, err));
-    *again = c.reroll > 0;
-    if (*again) {
-        t->retries++;
-        return DG_OK;
-    }
+        b.shows_nothing = t->opts.shows_nothing(t->opts.text_ctx, ids, before_stop(&t->opts.policy, ids, b.n));
+    *state = t->state;
+    return dg_commit_plan(&t->opts.policy, state, &b, t->budget, c, err);
+}
+
+enum dg_status dg_turn_plan(struct dg_turn *t, struct dg_commit *c, struct dg_error *err) {
+    struct dg_commit_turn state;
+    return plan(t, &state, c, err);
+}
+
+void dg_turn_discard(struct dg_turn *t) { t->retries++; }
+
+static enum dg_status keep(struct dg_turn *t, const struct dg_commit *c, const struct dg_commit_turn *state, struct dg_error *err) {
+    const int32_t *ids = t->last.result;
     int64_t at = t->s->kv.len;
-    if (c.kept > 0 && (c.end == DG_END_NONE || t->opts.extend_last)) {
-        enum dg_status st = dg_session_append(t->s, ids, (size_t)c.kept, err);
+    if (c->kept > 0 && (c->end == DG_END_NONE || t->opts.extend_last)) {
+        enum dg_status st = dg_session_append(t->s, ids, (size_t)c->kept, err);
         if (st != DG_OK) {
             dg_kv_cut(&t->s->kv, at);
             t->s->log.n = (size_t)at;
             return st;
         }
     }
-    if (dg_ids_add(&t->out, ids, (size_t)c.kept) != DG_OK)
+    if (dg_ids_add(&t->out, ids, (size_t)c->kept) != DG_OK)
         return DG_FAIL(err, DG_E_NOMEM, "no memory for the turn's tokens");
-    struct dg_block_event e = {.block = (int32_t)t->state.blocks, .ids = t->out.v + t->out.n - c.kept, .kept = c.kept, .steps = t->last.step,
+    struct dg_block_event e = {.block = (int32_t)t->state.blocks, .ids = t->out.v + t->out.n - c->kept, .kept = c->kept, .steps = t->last.step,
                                .steps_all = t->block_steps, .accepted = t->last.n_accepted, .mean_entropy = t->last.mean_entropy,
-                               .stop = t->last.stop, .retries = t->retries, .trimmed = c.trimmed, .converged = t->last.converged,
-                               .degenerate = c.degenerate, .end = c.end, .stop_id = c.stop_id};
-    t->state = state;
-    t->end = c.end;
-    t->stop_id = c.stop_id;
+                               .stop = t->last.stop, .retries = t->retries, .trimmed = c->trimmed, .converged = t->last.converged,
+                               .degenerate = c->degenerate, .end = c->end, .stop_id = c->stop_id};
+    t->state = *state;
+    t->end = c->end;
+    t->stop_id = c->stop_id;
     t->retries = t->block_steps = 0;
     if (t->opts.on_block)
         t->opts.on_block(t->opts.ctx, &e);
     return DG_OK;
+}
+
+enum dg_status dg_turn_keep(struct dg_turn *t, int32_t kept, struct dg_error *err) {
+    struct dg_commit_turn state;
+    struct dg_commit c;
+    DG_TRY(plan(t, &state, &c, err));
+    if (kept < 0 && c.reroll)
+        return DG_FAIL(err, DG_E_ARG, "the policy wants this block run again; discard it, or say how many rows to keep");
+    if (kept < 0 || (!c.reroll && kept == c.kept))
+        return keep(t, &c, &state, err);
+    if (kept > dg_sampler_n(t->sampler))
+        return DG_FAIL(err, DG_E_ARG, "%d rows to keep of a block of %d", kept, dg_sampler_n(t->sampler));
+    if (kept > t->budget - t->state.kept)
+        return DG_FAIL(err, DG_E_LIMIT, "%d rows to keep, but the turn's budget leaves %lld", kept, (long long)(t->budget - t->state.kept));
+    c = (struct dg_commit){.kept = kept, .stop_id = -1};
+    c.end = kept == t->budget - t->state.kept ? DG_END_LENGTH : DG_END_NONE;
+    state = t->state;
+    dg_commit_advance(&t->opts.policy, &state, t->last.result, kept);
+    return keep(t, &c, &state, err);
+}
+
+enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) {
+    struct dg_commit_turn state;
+    struct dg_commit c;
+    DG_TRY(plan(t, &state, &c, err));
+    *again = c.reroll > 0;
+    if (!*again)
+        return keep(t, &c, &state, err);
+    dg_turn_discard(t);
+    return DG_OK;
+}
+
+void dg_turn_abandon(struct dg_turn *t) {
+    struct dg_error ignored = {0};
+    const atomic_bool *cancel = t->s->cancel;
+    t->s->cancel = NULL;
+    if (t->s->kv.len > t->start && dg_session_rewind(t->s, t->start, NULL, NULL, &ignored) != DG_OK)
+        dg_error_clear(&ignored);
+    t->s->cancel = cancel;
 }
 
 enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) {
@@ -149,9 +194,7 @@ enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) {
         } while (st == DG_OK && again);
     }
     if (st != DG_OK) {
-        struct dg_error ignored = {0};
-        if (dg_session_rewind(t->s, t->start, NULL, NULL, &ignored) != DG_OK)
-            dg_error_clear(&ignored);
+        dg_turn_abandon(t);
     }
     return st;
 }

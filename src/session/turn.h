@@ -46,9 +46,10 @@ struct dg_turn_opts {
     int32_t canvas_n;
     /* 1 = the token is white space only, cfg.vocab entries, or NULL. Borrowed. */
     const uint8_t *blank;
-    /* Whether these ids show nothing to a reader; NULL = never asked. */
+    /* Whether these ids show nothing to a reader; NULL = never asked. Given text_ctx. */
     bool (*shows_nothing)(void *ctx, const int32_t *ids, int32_t n);
-    /* Events, each may be NULL. What they are given holds during the call only. */
+    void *text_ctx;
+    /* Events, each may be NULL, given ctx. What else they are given holds during the call only. */
     void (*on_step)(void *ctx, const struct dg_step_event *e);
     void (*on_block)(void *ctx, const struct dg_block_event *e);
     void *ctx;
@@ -80,10 +81,20 @@ bool dg_turn_finished(struct dg_turn *t);
 /* Runs one attempt at the next block on n positions (0 = the policy's size for this attempt): steps until a stop. The timeline does not
  * move. Errors: DG_E_NUMERIC, DG_E_CANCELLED, backend errors: the attempt is void. */
 enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) DG_MUST_CHECK;
-/* Decides on the attempt: either asks for another one (*again, nothing committed), or commits its kept rows: prefilled, appended to
- * t->out, reported. On an error the timeline is where it was before the block. */
+/* What the policy would do with the attempt; changes nothing. */
+enum dg_status dg_turn_plan(struct dg_turn *t, struct dg_commit *plan, struct dg_error *err) DG_MUST_CHECK;
+/* The attempt is void; the next one is a re-roll of the same block. */
+void dg_turn_discard(struct dg_turn *t);
+/* Commits the attempt's first `kept` rows instead of those the policy keeps (0 <= kept <= its rows; -1 = as the policy says, which must not
+ * want a re-roll): prefilled, appended to t->out, reported. Other than the policy's rows never end the turn, but for the budget. On an
+ * error the timeline is where it was before the block. Errors: DG_E_ARG, DG_E_LIMIT (more rows than the budget leaves), prefill's. */
+enum dg_status dg_turn_keep(struct dg_turn *t, int32_t kept, struct dg_error *err) DG_MUST_CHECK;
+/* Decides by the policy: either discards the attempt (*again, nothing committed) or keeps what it says. */
 enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) DG_MUST_CHECK;
-/* The whole turn. On an error the session is rewound to the turn's start, except for what the error itself made impossible. */
+/* Takes the turn back: the session is rewound to its start, whatever the cancel token says. If even that fails (a prefix that must be
+ * computed again, on a broken backend), the timeline is a shorter prefix. */
+void dg_turn_abandon(struct dg_turn *t);
+/* The whole turn. On an error it is abandoned. */
 enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

@@ -78,7 +78,7 @@ static int argmax_faults(const float *got, const float *want, int64_t rows, int6
 }
 
 static void read_logits(struct folder *f, int32_t n) {
-    f->be->ops->read(f->be, f->logits, f->s->planes.logits.data, (size_t)n * (size_t)f->model->cfg.vocab * sizeof(float));
+    f->be->ops->read(f->be, f->logits, f->s->planes->logits.data, (size_t)n * (size_t)f->model->cfg.vocab * sizeof(float));
 }
 
 static bool logits_ok(struct folder *f, const float *want, int32_t n, double *figure, int *faults) {
@@ -106,7 +106,7 @@ static void check_logits(struct folder *f, const char *key, int32_t n) {
 
 /* The logits a previous step would have left: the oracle's own, so that errors do not add up. */
 static void set_signal(struct folder *f, const float *logits, int32_t n, float inv_t) {
-    struct dg_planes *p = &f->s->planes;
+    struct dg_planes *p = f->s->planes;
     struct dg_plane z = dg_plane_view(&p->logits, n, f->model->cfg.vocab);
     f->be->ops->write(f->be, z.data, logits, (size_t)n * (size_t)z.cols * sizeof(float));
     f->be->ops->row_stats(f->be, &z, inv_t, &p->stats);
@@ -174,7 +174,7 @@ static void check_kv(struct folder *f, const char *prefix, int32_t layer) {
 static bool step(struct folder *f, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, const struct dg_trace *trace, const char *key) {
     struct dg_error err = {0};
     struct dg_denoise d = {canvas, n, sc, false, 1};
-    if (dg_forward_denoise(f->be, &f->s->planes, &f->s->kv, &d, trace, &err) == DG_OK)
+    if (dg_forward_denoise(f->be, f->s->planes, &f->s->kv, &d, trace, &err) == DG_OK)
         return true;
     broken(key, dg_error_text(&err));
     dg_error_clear(&err);
@@ -186,7 +186,7 @@ static bool prompt(struct folder *f, const int32_t *ids, int32_t n, float *hidde
     struct dg_error err = {0};
     enum dg_status st = dg_session_rewind(f->s, 0, NULL, NULL, &err);
     if (st == DG_OK)
-        st = dg_forward_prefill(f->be, &f->s->planes, &f->s->kv, ids, n, hidden, NULL, &err);
+        st = dg_forward_prefill(f->be, f->s->planes, &f->s->kv, ids, n, hidden, NULL, &err);
     if (st != DG_OK)
         broken(key, dg_error_text(&err));
     dg_error_clear(&err);
@@ -201,8 +201,13 @@ static void check_prompt(struct folder *f, const char *prefix) {
     const int32_t *ids = st_i32(f->st, key, n);
     snprintf(key, sizeof key, "%s.encoder_hidden", prefix);
     const float *want = st_f32(f->st, key, (int64_t)n * c->hidden);
+    if (!ids || n < 1) {
+        snprintf(key, sizeof key, "%s.ids", prefix);
+        broken(key, "no I32 token ids");
+        return;
+    }
     float *hidden = malloc((size_t)n * (size_t)c->hidden * sizeof *hidden);
-    if (!ids || !prompt(f, ids, n, hidden, prefix)) {
+    if (!prompt(f, ids, n, hidden, prefix)) {
         free(hidden);
         return;
     }
@@ -250,9 +255,14 @@ static void check_trajectory(struct folder *f, const char *label, const json_t *
     snprintf(key, sizeof key, "%s.b0.logits", label);
     int64_t shape[4];
     int rank;
-    const float *logits = st_get(f->st, key, NULL, &rank, shape);
+    enum st_dtype dt;
+    const float *logits = st_get(f->st, key, &dt, &rank, shape);
     if (!logits)
         return;
+    if (dt != ST_F32 || rank != 3 || shape[2] != c->vocab || shape[0] > INT32_MAX || shape[1] > INT32_MAX) {
+        broken(key, "not F32 [steps, canvas, vocab]");
+        return;
+    }
     int32_t steps = (int32_t)shape[0], n = (int32_t)shape[1];
     const char *prompt_key = json_string_value(json_object_get(meta, "prompt"));
     int32_t prompt_n = prompt_key ? (int32_t)st_numel(f->st, prompt_key) : 0;
@@ -262,7 +272,7 @@ static void check_trajectory(struct folder *f, const char *label, const json_t *
     const int32_t *canvas0 = st_i32(f->st, k2, n);
     snprintf(k2, sizeof k2, "%s.b0.canvas", label);
     const int32_t *canvas = st_i32(f->st, k2, (int64_t)steps * n);
-    if (rank != 3 || shape[2] != c->vocab || !ids || !canvas0 || !canvas || n > c->canvas) {
+    if (!ids || !canvas0 || !canvas || n > c->canvas) {
         broken(key, "its prompt or canvases are missing or of another size");
         return;
     }

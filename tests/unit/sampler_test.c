@@ -27,11 +27,11 @@ static struct dg_config config(void) {
                           .pad = PAD,
                           .canvas = CAP,
                           .steps_max = 48,
-                          .entropy_bound = 0.1f,
-                          .t_min = 0.4f,
-                          .t_max = 0.8f,
+                          .entropy_bound = 0.1,
+                          .t_min = 0.4,
+                          .t_max = 0.8,
                           .stability = 1,
-                          .confidence = 0.005f};
+                          .confidence = 0.005};
     return c;
 }
 
@@ -81,10 +81,9 @@ static void defaults_and_flags(void **state) {
     assert_true(p.plateau_entropy == 0.05 && p.entropy_stop == 0.05 && p.entropy_bound == 0.1);
     assert_true(p.t_min == 0.4 && p.t_max == 0.8 && p.confidence == 0.005);
     struct dg_config odd = config();
-    odd.t_min = 0.123456789f; /* no short decimal: kept as it is */
-    odd.t_max = 3e8f;
+    odd.t_min = 0.123456789012345; /* the file's decimals arrive in full */
     dg_sampler_params_init(&p, &odd, NULL);
-    assert_true(p.t_min == (double)0.123456789f && p.t_max == 3e8);
+    assert_true(p.t_min == 0.123456789012345);
     p = params();
     assert_true(p.argmax && !p.freeze && !p.reference_stops && !p.no_early_stop);
     struct dg_flags f;
