@@ -116,6 +116,12 @@ $(B)/tests/stub/k_%.o: src/ops/cuda/kernels/%.cu $(CUDA_HDR) tests/cuda/emulate.
 	$(CC) $(STUB_CFLAGS) -Wno-unknown-pragmas -x c -include tests/cuda/emulate.h -c -o $@ $<
 $(B)/tests/stub/libcuda.so.1: $(STUB_SRC) tests/cuda/emulate.h $(patsubst src/ops/cuda/kernels/%.cu,$(B)/tests/stub/k_%.o,$(filter-out %_sm90a.cu,$(CUDA_SRC)))
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $(STUB_SRC) $(filter %.o,$^) -lm
+$(B)/tests/stub/nvrtc/libnvrtc.so.13: tests/cuda/stub_nvrtc.c
+	@mkdir -p $(@D)
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $<
+$(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/stub/nvrtc/libnvrtc.so.13
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
@@ -127,7 +133,7 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 $(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED)
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)

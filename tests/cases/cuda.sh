@@ -23,6 +23,10 @@ else
     cat "$tmp/ops" >&2
 fi
 
+# compiling at run time: with a stub of the compiler, and with the real one where it is
+DG_STUB_NVRTC_LOG='head.cu(1): error: as planned' LD_LIBRARY_PATH=$stub/nvrtc "$DG_BUILD/tests/cuda_nvrtc" | sed 's/$/ (stub compiler)/'
+"$DG_BUILD/tests/cuda_nvrtc" rows
+
 # The build folders of sanitizers share one set of compiled kernels: they are the same.
 nvcc=$(command -v nvcc || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
 if [ -z "$nvcc" ]; then
