@@ -11,7 +11,7 @@ VERSION := $(shell cat VERSION)
 COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
-CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
+CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc $(CFLAGS)
 LDLIBS := -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
@@ -30,7 +30,7 @@ SUPPORT_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/support/*.c))
 BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(foreach t,$(BENCH_SRC),$(B)/bench/$(basename $(notdir $(t))))
 
-.PHONY: all tests test test-sanitize bench clean help
+.PHONY: all tests test test-sanitize bench clean help FORCE
 all: $(B)/diffgemma
 
 help:
@@ -49,6 +49,12 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
+
+# made anew when version or commit is another than at the last build
+$(B)/version.txt: FORCE
+	@mkdir -p $(@D)
+	@echo '$(VERSION) $(COMMIT)' | cmp -s - $@ || echo '$(VERSION) $(COMMIT)' >$@
+$(B)/src/cli/version.o: $(B)/version.txt
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
@@ -69,7 +75,6 @@ endef
 $(foreach t,$(BENCH_SRC),$(eval $(call BENCH_RULE,$(t))))
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
-$(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
 tests: $(B)/diffgemma $(TEST_BIN)
 
