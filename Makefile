@@ -11,7 +11,7 @@ VERSION := $(shell cat VERSION)
 COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
-CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
+CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc $(CFLAGS)
 LDLIBS := -ledit -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
@@ -45,7 +45,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels
+.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -66,6 +66,12 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
 $(B)/src/formats/encode.o: OPT_FILE := $(OPT_encode)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
+
+# made anew when version or commit is another than at the last build
+$(B)/version.txt: FORCE
+	@mkdir -p $(@D)
+	@echo '$(VERSION) $(COMMIT)' | cmp -s - $@ || echo '$(VERSION) $(COMMIT)' >$@
+$(B)/src/cli/version.o: $(B)/version.txt
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
@@ -131,7 +137,6 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
-$(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
 tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
 

@@ -58,7 +58,7 @@ static enum outcome one(struct turn_run *r, size_t i, const json_t *c, bool refe
     bool ids_ok = st == DG_OK && turn_same_ids(&r->turn.out, json_object_get(reference ? ref : c, "out_ids"));
     bool steps_ok = st == DG_OK && same_steps(r, json_object_get(reference ? ref : c, reference ? "steps" : "blocks"));
     json_t *stop = json_object_get(c, "stop_id");
-    bool stop_ok = reference || (json_is_integer(stop) ? r->turn.stop_id == json_integer_value(stop) : true);
+    bool stop_ok = reference || !stop || r->turn.stop_id == (json_is_integer(stop) ? json_integer_value(stop) : -1);
     bool ok = ids_ok && steps_ok && stop_ok;
     printf("  %3zu %-10s seed %-4lld %-9s %zu ids, %d steps: %s", i, json_string_value(json_object_get(c, "family")),
            (long long)json_integer_value(json_object_get(c, "seed")), reference ? "reference" : "", r->turn.out.n, r->turn.steps,
