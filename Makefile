@@ -12,7 +12,7 @@ COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
 CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
-LDLIBS := -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
+LDLIBS := -ledit -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
 LDFLAGS += -fsanitize=$(SAN)
@@ -20,6 +20,8 @@ endif
 
 # The reference ops write their sums as independent lanes; -O3 turns the lanes into vectors without changing a bit.
 OPT_ref := -O3
+# So are the encoders, whose search is the cost of quantising.
+OPT_encode := -O3
 
 SRC := $(wildcard src/*/*.c src/*/*/*.c)
 LIB_SRC := $(filter-out src/cli/main.c,$(SRC))
@@ -30,7 +32,20 @@ SUPPORT_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/support/*.c))
 BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(foreach t,$(BENCH_SRC),$(B)/bench/$(basename $(notdir $(t))))
 
-.PHONY: all tests test test-sanitize bench clean help
+# CUDA kernels. `make cuda` compiles them with nvcc, one fatbin a file, and from then on this build folder's binary carries them; without it the
+# binary carries their sources alone. A file named *_sm90a.cu is compiled for that target only.
+NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc 2>/dev/null) nvcc)
+CUDA_ARCHS ?= 80 86 89 90a 100 120
+CUDA_PTX ?= 80 90
+CUDA_SRC := $(sort $(wildcard src/ops/cuda/kernels/*.cu))
+CUDA_HDR := src/ops/cuda/kernels.h $(sort $(wildcard src/ops/cuda/kernels/*.cuh))
+CUDA_ON := $(wildcard $(B)/cuda/on)
+CUDA_FATBIN := $(CUDA_SRC:src/ops/cuda/kernels/%.cu=$(B)/cuda/%.fatbin)
+CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))
+CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
+LIB_OBJ += $(B)/cuda/images.o
+
+.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels
 all: $(B)/diffgemma
 
 help:
@@ -38,6 +53,7 @@ help:
 	@echo "make test         build and run the whole suite"
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
+	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
 	@echo "make clean        remove build/"
 
 $(B)/libdiffgemma.a: $(LIB_OBJ)
@@ -48,11 +64,35 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
+$(B)/src/formats/encode.o: OPT_FILE := $(OPT_encode)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) $(OPT_FILE) $(CFLAGS_FILE) -MMD -MP -c -o $@ $<
+
+cuda: cuda-kernels
+	@test -e $(B)/cuda/on || touch $(B)/cuda/on
+	$(MAKE) all
+cuda-kernels: $(CUDA_FATBIN)
+
+# rewritten when the choice of targets changes
+$(B)/cuda/targets: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CUDA_GEN)' | cmp -s - $@ || echo '$(CUDA_GEN)' >$@
+FORCE:
+
+$(B)/cuda/%.fatbin: src/ops/cuda/kernels/%.cu $(CUDA_HDR) $(B)/cuda/targets
+	$(NVCC) -std=c++17 -O3 --fatbin $(if $(filter %_sm90a,$*),$(CUDA_GEN_90A),$(CUDA_GEN)) -Xptxas -v -Isrc -o $@.tmp $< 2>$(B)/cuda/$*.ptxas.txt \
+		|| { cat $(B)/cuda/$*.ptxas.txt >&2; rm -f $@.tmp; exit 1; }
+	@mv $@.tmp $@
+
+$(B)/cuda/images.c: src/ops/cuda/images.sh $(CUDA_SRC) $(CUDA_HDR) $(CUDA_ON) $(if $(CUDA_ON),$(CUDA_FATBIN))
+	@mkdir -p $(@D)
+	sh src/ops/cuda/images.sh $(CUDA_SRC) $(CUDA_HDR) -- $(if $(CUDA_ON),$(CUDA_FATBIN)) >$@.tmp && mv $@.tmp $@
+
+$(B)/cuda/images.o: $(B)/cuda/images.c
+	$(CC) $(CFLAGS_ALL) -c -o $@ $<
 
 define TEST_RULE
 $(B)/tests/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
@@ -68,10 +108,32 @@ $(B)/bench/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(B)/libdiffgemma.a
 endef
 $(foreach t,$(BENCH_SRC),$(eval $(call BENCH_RULE,$(t))))
 
+# The stub CUDA driver: kernels compiled as C behind the driver's interface. Tests find it through LD_LIBRARY_PATH.
+STUB_SRC := tests/cuda/stub.c tests/cuda/emulate.c
+STUB_CFLAGS := -std=gnu17 -O2 -g -fPIC -fvisibility=hidden -ffp-contract=off -fno-math-errno -Isrc -Itests
+$(B)/tests/stub/k_%.o: src/ops/cuda/kernels/%.cu $(CUDA_HDR) tests/cuda/emulate.h
+	@mkdir -p $(@D)
+	$(CC) $(STUB_CFLAGS) -Wno-unknown-pragmas -x c -include tests/cuda/emulate.h -c -o $@ $<
+$(B)/tests/stub/libcuda.so.1: $(STUB_SRC) tests/cuda/emulate.h $(patsubst src/ops/cuda/kernels/%.cu,$(B)/tests/stub/k_%.o,$(filter-out %_sm90a.cu,$(CUDA_SRC)))
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $(STUB_SRC) $(filter %.o,$^) -lm
+$(B)/tests/stub/nvrtc/libnvrtc.so.13: tests/cuda/stub_nvrtc.c
+	@mkdir -p $(@D)
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $<
+$(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/stub/nvrtc/libnvrtc.so.13
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+# Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
+$(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
+$(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
+EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated
+$(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
+
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 $(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN)
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)

@@ -32,6 +32,7 @@ BEGIN {
     may["session"] = "core shape ops sampler model"
     may["pipeline"] = "core formats shape ops sampler model session"
     may["message"] = "core tokenizer template sampler session pipeline"
+    may["chat"] = "core tokenizer template sampler session message pipeline"
     may["cli"] = "*"
 }
 # room of a path below src/

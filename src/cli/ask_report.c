@@ -28,7 +28,8 @@ enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_token
     r->text = text;
     r->json = o->json;
     r->verbose = o->verbose;
-    r->progress = isatty(STDERR_FILENO);
+    r->live = o->json ? NULL : o->live;
+    r->progress = isatty(STDERR_FILENO) && !r->live;
     dg_reply_stream_init(&r->reply, tok, o->in_thought, on_reply, r);
     dg_buf_init(&r->shown, TEXT_MAX);
     dg_buf_init(&r->thought, TEXT_MAX);
@@ -61,9 +62,22 @@ static void clear_line(struct dg_ask_report *r) {
     r->line_open = false;
 }
 
+static void show_new_text(struct dg_ask_report *r) {
+    if (r->thought_printed < r->thought.len)
+        dg_live_text(r->live, DG_VIEW_THOUGHT, r->thought.data + r->thought_printed, r->thought.len - r->thought_printed);
+    r->thought_printed = r->thought.len;
+    if (r->printed < r->shown.len)
+        dg_live_text(r->live, DG_VIEW_CONTENT, r->shown.data + r->printed, r->shown.len - r->printed);
+    r->printed = r->shown.len;
+}
+
 static void print_new_text(struct dg_ask_report *r) {
     if (r->json)
         return;
+    if (r->live) {
+        show_new_text(r);
+        return;
+    }
     clear_line(r);
     if (r->thought_printed < r->thought.len) {
         fwrite(r->thought.data + r->thought_printed, 1, r->thought.len - r->thought_printed, stderr);
@@ -80,7 +94,15 @@ static void print_new_text(struct dg_ask_report *r) {
 }
 
 static void on_prefill(struct dg_ask_report *r, int64_t done, int64_t total) {
-    if (!r->progress || total < 512)
+    if (total < 512)
+        return;
+    if (r->live) {
+        char line[80];
+        snprintf(line, sizeof line, "prompt %lld/%lld tokens", (long long)done, (long long)total);
+        dg_live_status(r->live, line);
+        return;
+    }
+    if (!r->progress)
         return;
     fprintf(stderr, "\r\033[Kprompt %lld/%lld tokens", (long long)done, (long long)total);
     r->line_open = true;
@@ -97,6 +119,8 @@ static void trace_step(FILE *f, const struct dg_step_event *e) {
 static void on_step(struct dg_ask_report *r, const struct dg_step_event *e) {
     if (r->trace)
         trace_step(r->trace, e);
+    if (r->live)
+        dg_live_step(r->live, e);
     if (!r->progress)
         return;
     /* an answer that ends without a newline stays on its line; the progress line must not overwrite it */
@@ -116,7 +140,8 @@ static void on_block(struct dg_ask_report *r, const struct dg_block_event *e) {
                           json_pack("{s:i, s:i, s:i, s:i, s:f, s:s, s:i, s:b, s:b}", "steps", e->steps, "steps_all", e->steps_all, "accepted",
                                     e->accepted, "kept", e->kept, "mean_entropy", e->mean_entropy, "stop_reason", dg_stop_name(e->stop),
                                     "retries", e->retries, "trimmed", e->trimmed, "converged", e->converged));
-    if (r->verbose)
+    /* the view's status line says it already, and a line more would part the text */
+    if (r->verbose && !r->live)
         fprintf(stderr, "%sblock %d: %d steps, stop %s, mean entropy %.4f, kept %d%s%s%s\n", r->json ? "" : "\n", e->block + 1, e->steps,
                 dg_stop_name(e->stop), e->mean_entropy, e->kept, e->retries ? ", re-rolled" : "", e->trimmed ? ", trimmed" : "",
                 e->converged ? "" : ", did not converge");
@@ -130,7 +155,10 @@ void dg_ask_on_event(void *ctx, const struct dg_event *e) {
     case DG_EV_BLOCK: on_block(r, e->block); break;
     case DG_EV_NOTE:
         clear_line(r);
-        fprintf(stderr, "diffgemma: %s\n", e->text);
+        if (r->live)
+            dg_live_note(r->live, e->text);
+        else
+            fprintf(stderr, "diffgemma: %s\n", e->text);
         break;
     case DG_EV_ANSWER: break;
     }
@@ -179,6 +207,11 @@ static void print_reason(const struct dg_ask_report *r, const struct dg_result *
 bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err) {
     bool whole = r->error.code == DG_OK && dg_reply_stream_end(&r->reply, &r->error) == DG_OK;
     clear_line(r);
+    if (r->live) {
+        show_new_text(r);
+        dg_live_end(r->live);
+        whole = whole && !r->live->failed;
+    }
     if (!whole)
         fprintf(stderr, "diffgemma: the rest of the answer is not shown: %s\n", dg_error_text(&r->error));
     if (r->json && !print_json(r, t, st, err)) {
@@ -189,12 +222,21 @@ bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum 
     if (!r->json) {
         print_new_text(r);
         whole = whole && r->shown.len > 0;
-        if (r->printed && r->shown.data[r->printed - 1] != '\n')
+        if (!r->live && r->printed && r->shown.data[r->printed - 1] != '\n')
             putchar('\n');
         if (st == DG_OK)
             print_reason(r, t);
     }
     fflush(stdout);
+    if (r->trace) {
+        bool lost = ferror(r->trace) != 0;
+        lost = fclose(r->trace) != 0 || lost;
+        r->trace = NULL;
+        if (lost) {
+            fprintf(stderr, "diffgemma: DGQ_TRACE_PMAX_JSONL: the trace could not be written whole\n");
+            whole = false;
+        }
+    }
     if (r->verbose && t->conv) {
         double gen = r->total_s - r->prefill_s;
         fprintf(stderr, "load %.3f s; prompt %zu tokens in %.3f s (%.0f tok/s); %d steps, %.4f s a step; %zu tokens in %.3f s (%.1f tok/s)\n",

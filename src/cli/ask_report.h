@@ -3,6 +3,7 @@
 #ifndef DG_CLI_ASK_REPORT_H
 #define DG_CLI_ASK_REPORT_H
 
+#include "cli/live.h"
 #include "message/reply.h"
 #include "message/turn_text.h"
 #include "pipeline/pipeline.h"
@@ -22,6 +23,7 @@ struct dg_ask_report {
     FILE *trace;           /* DGQ_TRACE_PMAX_JSONL, NULL = none */
     bool json, verbose, progress;
     bool line_open; /* a progress line stands on the terminal */
+    struct dg_live *live; /* the canvas view, NULL = none */
     /* set by the command */
     size_t prompt_tokens;
     int64_t max_tokens; /* 0 = no limit was asked for */
@@ -30,6 +32,7 @@ struct dg_ask_report {
 
 struct dg_ask_report_opts {
     bool json, verbose;
+    struct dg_live *live;  /* show text and canvas on this terminal; NULL = none. Borrowed */
     bool in_thought;       /* the prompt ends inside an open thought */
     const char *trace_path; /* file that every step's largest probabilities are appended to as JSON lines, NULL = none */
 };

@@ -21,7 +21,7 @@ struct options {
     const char *prompt, *system, *canvas_ids;
     uint64_t seed;
     int64_t max_tokens, steps;
-    bool raw, think, json, verbose, no_early_stop;
+    bool raw, think, json, verbose, no_early_stop, view;
 };
 
 static atomic_bool interrupted; /* by Ctrl-C */
@@ -87,6 +87,7 @@ struct work {
     struct dg_front front;
     struct dg_result turn;
     struct dg_ask_report report;
+    struct dg_live live;
 };
 
 static enum dg_status prepare(struct work *w, const struct options *o, struct dg_error *err) {
@@ -109,7 +110,11 @@ static enum dg_status prepare(struct work *w, const struct options *o, struct dg
 
 static enum dg_status answer(struct work *w, const struct options *o, struct dg_error *err) {
     struct dg_ask_report *report = &w->report;
-    struct dg_ask_report_opts ro = {o->json, o->verbose, ends_in_thought(&w->r, &w->ids), w->r.flags.trace_pmax_jsonl};
+    bool view = o->view && !o->json && dg_live_possible();
+    if (view)
+        dg_live_init(&w->live, w->r.tok, true);
+    struct dg_ask_report_opts ro = {.json = o->json, .verbose = o->verbose, .live = view ? &w->live : NULL,
+                                    .in_thought = ends_in_thought(&w->r, &w->ids), .trace_path = w->r.flags.trace_pmax_jsonl};
     DG_TRY(dg_ask_report_init(report, w->r.tok, &w->front.text, &ro, err));
     struct dg_gen g = w->front.opts.gen;
     g.seed = o->seed;
@@ -122,7 +127,11 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
     g.extend_last = false; /* nothing follows */
     struct dg_op prompt = {.kind = DG_OP_EXTEND, .ids = w->ids.v, .n = w->ids.n, .cancel = &interrupted};
     struct dg_op turn = {.kind = DG_OP_GENERATE, .gen = &g, .cancel = &interrupted};
-    signal(SIGINT, on_interrupt);
+    if (view) {
+        dg_live_signals(&interrupted, NULL);
+        dg_live_begin(&w->live);
+    } else
+        signal(SIGINT, on_interrupt);
     double start = dg_now();
     DG_TRY(dg_pipeline_call(w->front.p, &prompt, dg_ask_on_event, report, NULL, err));
     report->prefill_s = dg_now() - start;
@@ -149,6 +158,7 @@ int dg_cmd_ask(int argc, char **argv) {
         {"canvas-ids", 0, DG_ARG_STR, &o.canvas_ids, 0, 0, "FILE", "first canvas instead of a random one: token ids"},
         {"no-early-stop", 0, DG_ARG_FLAG, &o.no_early_stop, 0, 0, NULL, "run every scheduled step"},
         DG_LOG_ARGS(o.log),
+        {"view", 0, DG_ARG_FLAG, &o.view, 0, 0, NULL, "on a terminal: show the canvas while it is being written"},
         {"json", 0, DG_ARG_FLAG, &o.json, 0, 0, NULL, "print one JSON object instead of text"},
         {"verbose", 'v', DG_ARG_FLAG, &o.verbose, 0, 0, NULL, "a line a block, and timings, on stderr"},
     };
@@ -166,6 +176,8 @@ int dg_cmd_ask(int argc, char **argv) {
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);
     signal(SIGINT, SIG_DFL);
+    if (w.live.view.tok)
+        dg_live_deinit(&w.live);
     dg_ask_report_deinit(&w.report);
     dg_ids_deinit(&w.turn.ids);
     dg_front_close(&w.front);

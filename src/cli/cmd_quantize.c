@@ -16,9 +16,9 @@ struct options {
 
 static enum dg_status policy(const struct options *o, struct dg_policy *p, struct dg_error *err) {
     DG_TRY(dg_policy_init(p, o->profile, err));
-    for (int i = 0; i < o->set.n; i++)
+    for (size_t i = 0; i < o->set.n; i++)
         DG_TRY(dg_policy_set(p, o->set.v[i], err));
-    for (int i = 0; i < o->codes.n; i++)
+    for (size_t i = 0; i < o->codes.n; i++)
         DG_TRY(dg_policy_set_codes(p, o->codes.v[i], err));
     return dg_policy_check(p, err);
 }
@@ -27,7 +27,8 @@ static enum dg_status policy(const struct options *o, struct dg_policy *p, struc
 static void warn(const struct dg_policy *p) {
     enum dg_format a = p->format[DG_CLASS_ATTN], d = p->format[DG_CLASS_DENSE];
     if (a == DG_FMT_Q4_BLOCK || a == DG_FMT_NVFP4_BLOCK || d == DG_FMT_Q4_BLOCK || d == DG_FMT_NVFP4_BLOCK)
-        fprintf(stderr, "diffgemma quantize: note: 4-bit attention or dense layers can cost more denoising steps; docs/quantisation.md has figures\n");
+        fprintf(stderr, "diffgemma quantize: note: 4-bit attention or dense layers can cost more denoising steps;"
+                        " docs/quantisation.md has figures\n");
 }
 
 static enum dg_status run(const struct options *o, struct dg_runtime *r, struct dg_long_work *lw, struct dg_quantize_result *res,

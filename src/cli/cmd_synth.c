@@ -25,9 +25,9 @@ static enum dg_status run(const struct options *o, struct dg_long_work *lw, stru
     DG_TRY(dg_policy_init(&s.policy, o->profile ? o->profile : "q4", err));
     /* random weights gain nothing from a search for better codes */
     DG_TRY(dg_policy_set_codes(&s.policy, dg_codes_name(DG_CODES_PLAIN), err));
-    for (int i = 0; i < o->set.n; i++)
+    for (size_t i = 0; i < o->set.n; i++)
         DG_TRY(dg_policy_set(&s.policy, o->set.v[i], err));
-    for (int i = 0; i < o->codes.n; i++)
+    for (size_t i = 0; i < o->codes.n; i++)
         DG_TRY(dg_policy_set_codes(&s.policy, o->codes.v[i], err));
     DG_TRY(dg_policy_check(&s.policy, err));
     s.stream = dg_long_work_opts(lw, o->threads);

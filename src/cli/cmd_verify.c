@@ -45,10 +45,12 @@ static void print_json(const struct dg_verify *v, const char *dir) {
 
 static void print_table(const struct dg_verify *v) {
     printf("%-64s %-12s %12s %12s\n", "tensor", "kind", "max error", "rel. RMS");
-    for (size_t i = 0; i < v->m.n_tensors; i++)
+    for (size_t i = 0; i < v->m.n_tensors; i++) {
+        const struct dg_manifest_tensor *t = &v->m.tensor[i];
         if (v->row[i].compared)
-            printf("%-64s %-12s %12.4g %11.4f%%\n", dg_clip(v->m.tensor[i].name, strlen(v->m.tensor[i].name)).s, dg_manifest_kind(&v->m.tensor[i]), v->row[i].max_error,
+            printf("%-64s %-12s %12.4g %11.4f%%\n", dg_clip(t->name, strlen(t->name)).s, dg_manifest_kind(t), v->row[i].max_error,
                    100 * v->row[i].rel_rms);
+    }
 }
 
 static enum dg_status run(const struct options *o, struct dg_runtime *r, char **source, struct dg_long_work *lw, struct dg_verify *v,

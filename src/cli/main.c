@@ -1,5 +1,6 @@
 /* diffgemma: the command line. Every command is a row of the table; each has its own file. */
 #include "cli/cli.h"
+#include "ops/cuda/cuda.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -8,6 +9,7 @@
 
 static const struct dg_command commands[] = {
     {"ask", "[-m MODEL] -p PROMPT [options]", "Answer one prompt.", dg_cmd_ask},
+    {"chat", "[-m MODEL] [options]", "Talk with the model, line by line, on a terminal or through a pipe.", dg_cmd_chat},
     {"tokenize", "[-m MODEL] [-p TEXT | FILE | -] [options]", "Turn text into token ids, or ids into text.", dg_cmd_tokenize},
     {"summary", "[-m MODEL]", "Say what a model is: shape, parameters, bytes.", dg_cmd_summary},
     {"config", "[-m MODEL]", "Print a model's configuration as the engine reads it, as JSON.", dg_cmd_config},
@@ -36,7 +38,8 @@ static void help(FILE *f) {
     fprintf(f, "usage: diffgemma COMMAND [options]\n\nRuns DiffusionGemma, a block-diffusion language model, on this machine.\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(f, "  %-12s %s\n", commands[i].name, commands[i].about);
-    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --list-models the models on this machine;\ndiffgemma --version the version.\n");
+    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --list-models the models on this machine;\n"
+               "diffgemma --version the version.\n");
 }
 
 /* A file opened later must not become standard output or error: text would be written into it. A closed output stays one that cannot be
@@ -59,7 +62,8 @@ static int run(int argc, char **argv) {
         return DG_EXIT_OK;
     }
     if (!strcmp(argv[1], "--version")) {
-        printf("diffgemma %s, backends: cpu\n", dg_version());
+        printf("diffgemma %s, backends: cpu, cuda%s\n", dg_version(),
+               dg_cuda_built_in() ? "" : " (built without nvcc: kernels are compiled at run time, where libnvrtc is there)");
         return DG_EXIT_OK;
     }
     if (!strcmp(argv[1], "--list-models"))

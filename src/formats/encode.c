@@ -122,7 +122,8 @@ INLINE bool affine_refit(const v8f *x, const v8f *w, const v8f *q, float sum_x, 
 static const float q4_starts[] = {0.0f, 1.0f, 2.2f};
 static const float q6_starts[] = {0.0f, 1.5f, 3.5f};
 
-INLINE bool affine_group(const float *values, const float *weights, float top, enum dg_codes codes, const float *starts, int n_starts, struct affine *best) {
+INLINE bool affine_group(const float *values, const float *weights, float top, enum dg_codes codes, const float *starts, int n_starts,
+                         struct affine *best) {
     v8f x[4], w[4], sum = {0}, sum_of_w = {0}, most, minus_least;
     v_load(&most, values);
     minus_least = -most;
@@ -371,7 +372,7 @@ bool dg_row_finite(const float *x, int64_t k, float *abs_max) {
 }
 
 float dg_nvfp4_global(enum dg_codes codes, float abs_max) {
-    float most_scale = codes == DG_CODES_FIT ? 240.0f : 448.0f, g = abs_max / (E2M1_MAX * most_scale);
+    float most_scale = codes == DG_CODES_FIT ? 192.0f : 448.0f, g = abs_max / (E2M1_MAX * most_scale);
     if (abs_max == 0.0f)
         return 1.0f;
     return g > FLT_MIN ? g : FLT_MIN;

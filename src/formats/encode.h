@@ -14,8 +14,9 @@ enum dg_codes {
 const char *dg_codes_name(enum dg_codes codes);
 
 /* Encodes one row of k finite values (k a multiple of the format's block) to dg_format_row_bytes(fmt, k) bytes. w: k positive weights of
- * the squared error, one a column (used by the fit alone). global: the matrix's nvfp4 global scale (dg_nvfp4_global), ignored by other formats. fmt: any but F16 and F32. False when the row cannot be expressed: a scale or
- * minimum beyond bf16's range; the bytes are then undefined. Any thread. */
+ * the squared error, one a column (used by the fit alone). global: the matrix's nvfp4 global scale (dg_nvfp4_global), ignored by other
+ * formats. fmt: any but F16 and F32. False when the row cannot be expressed: a scale or minimum beyond bf16's range; the bytes are then
+ * undefined. Any thread. */
 bool dg_encode_row(enum dg_format fmt, enum dg_codes codes, const float *x, const float *w, int64_t k, float global, uint8_t *row)
     DG_MUST_CHECK;
 

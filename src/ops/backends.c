@@ -1,13 +1,36 @@
 #include "ops/backends.h"
 
+#include "ops/cuda/cuda.h"
 #include "ops/ref/ref.h"
 
 #include <string.h>
 
+static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *model, const struct dg_backend_opts *o, struct dg_error *err) {
+    struct dg_cuda_opts c = {.device = o->device,
+                             .exact_f32 = o->exact,
+                             .gpu_memory = o->gpu_memory,
+                             .progress = o->progress,
+                             .progress_ctx = o->progress_ctx};
+    return dg_cuda_create(out, model, &c, err);
+}
+
 enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const struct dg_model *model, const struct dg_backend_opts *opts,
                                struct dg_error *err) {
+    static const struct dg_backend_opts none;
+    const struct dg_backend_opts *o = opts ? opts : &none;
     *out = NULL;
-    if (!strcmp(name, "ref") || !strcmp(name, "cpu") || !strcmp(name, "auto"))
-        return dg_ref_create(out, model, opts->threads, err);
-    return DG_FAIL(err, DG_E_ARG, "unknown backend '%s': one of auto, cpu, ref", name);
+    if (strcmp(name, "cuda") == 0)
+        return open_cuda(out, model, o, err);
+    if (strcmp(name, "auto") == 0) {
+        struct dg_error why = {0};
+        enum dg_status st = open_cuda(out, model, o, &why);
+        if (st == DG_OK)
+            return DG_OK;
+        if (o->note)
+            DG_FAIL(o->note, st, "%s", dg_error_text(&why));
+        dg_error_clear(&why);
+    } else if (strcmp(name, "ref") != 0 && strcmp(name, "cpu") != 0) {
+        return DG_FAIL(err, DG_E_ARG, "no backend is called \"%s\"; there are auto, cpu, cuda and ref", name);
+    }
+    return dg_ref_create(out, model, o->threads, err);
 }

@@ -4,15 +4,22 @@
 
 #include "ops/ops.h"
 
+/* done of total bytes of weights are on the device. */
+typedef void dg_upload_progress_fn(void *ctx, uint64_t done, uint64_t total);
+
 struct dg_backend_opts {
-    int threads; /* CPU threads, 0 = all this process may use */
-    int device;  /* GPU number */
-    bool exact;  /* f32 planes whatever the backend would choose */
-    uint64_t gpu_memory; /* most bytes of GPU memory to take, 0 = what is free */
+    int threads;           /* CPU backends: as in dg_pool_create */
+    int device;            /* CUDA: which one, from 0 */
+    bool exact;            /* CUDA: f32 planes and f32 arithmetic instead of bf16 planes and tensor cores */
+    size_t gpu_memory;     /* CUDA: most bytes of device memory to take, 0 = what is free */
+    dg_upload_progress_fn *progress; /* may be NULL */
+    void *progress_ctx;
+    struct dg_error *note; /* "auto": why CUDA was not taken, when it was not; may be NULL */
 };
 
-/* name: "ref" (plain C, the oracle), "cpu", "auto". model is borrowed for the backend's life. Errors: DG_E_ARG for an unknown name,
- * listing the known ones; what the backend's own creation says. */
+/* Opens a backend for a model: "ref", "cpu", "cuda", or "auto" = CUDA when this machine and this build have it, the CPU otherwise.
+ * model is borrowed for the backend's life. opts may be NULL. Owner: the caller, dg_backend_destroy.
+ * Errors: DG_E_ARG for another name; DG_E_BACKEND and DG_E_NOMEM as the backend says. */
 enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const struct dg_model *model, const struct dg_backend_opts *opts,
                                struct dg_error *err) DG_MUST_CHECK;
 

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SAVED_MAX 64
@@ -282,10 +283,14 @@ done:
 }
 
 enum dg_status dg_replay_run(const char *path, const struct dg_replay_opts *o, struct dg_replay_total *total, struct dg_error *err) {
-    FILE *f = fopen(path, "re"), *heads = f ? fopen(path, "re") : NULL;
+    struct stat sb;
     enum dg_status st;
     int64_t seen = 0;
     memset(total, 0, sizeof *total);
+    /* a log is read twice over and has an end: a pipe would block, a device may never stop */
+    if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode))
+        return DG_FAIL(err, DG_E_ARG, "%s is not a regular file; give the ops.jsonl that --log-dir wrote", path);
+    FILE *f = fopen(path, "re"), *heads = f ? fopen(path, "re") : NULL;
     if (heads) {
         st = run_all(path, heads, f, o, total, &seen, err);
         fclose(heads);

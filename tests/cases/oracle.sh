@@ -51,3 +51,24 @@ elif grep -q 'canvas0 .*FAILED' "$wrong/out" && grep -q 'accept .*ok' "$wrong/ou
 else
     echo "not ok - sampler_replay with another seed: $(tail -n 1 "$wrong/out")"
 fi
+
+# prompt ids of another element type are a failure of that key, not a prompt left out
+cp "$1/oracle.json" "$wrong" && cp "$1/generation_config.json" "$1"/*model* "$wrong" 2>/dev/null
+LC_ALL=C sed 's/"p7.ids":{"dtype":"I32"/"p7.ids":{"dtype":"F32"/' "$1/oracle.safetensors" >"$wrong/oracle.safetensors"
+if "$DG_BUILD/tests/oracle_parity" "$wrong" >"$wrong/out" 2>/dev/null; then
+    echo "not ok - oracle_parity passes over prompt ids it cannot read"
+elif grep -q 'p7.ids .*FAILED' "$wrong/out"; then
+    echo "ok - oracle_parity names prompt ids it cannot read"
+else
+    echo "not ok - oracle_parity with float prompt ids: $(tail -n 1 "$wrong/out")"
+fi
+
+# trajectory logits whose steps and positions are exchanged
+LC_ALL=C sed 's/\("traj_[a-z]*.b0.logits":{"dtype":"F32","shape":\[\)\([0-9]*\),\([0-9]*\),/\1\3,\2,/g' "$1/oracle.safetensors" >"$wrong/oracle.safetensors"
+if "$DG_BUILD/tests/oracle_parity" "$wrong" >"$wrong/out" 2>/dev/null; then
+    echo "not ok - oracle_parity passes trajectory logits of another shape"
+elif grep -q 'b0.logits .*FAILED' "$wrong/out"; then
+    echo "ok - oracle_parity names trajectory logits of another shape"
+else
+    echo "not ok - oracle_parity with turned logits: $(tail -n 1 "$wrong/out")"
+fi

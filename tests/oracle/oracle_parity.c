@@ -201,8 +201,13 @@ static void check_prompt(struct folder *f, const char *prefix) {
     const int32_t *ids = st_i32(f->st, key, n);
     snprintf(key, sizeof key, "%s.encoder_hidden", prefix);
     const float *want = st_f32(f->st, key, (int64_t)n * c->hidden);
+    if (!ids || n < 1) {
+        snprintf(key, sizeof key, "%s.ids", prefix);
+        broken(key, "no I32 token ids");
+        return;
+    }
     float *hidden = malloc((size_t)n * (size_t)c->hidden * sizeof *hidden);
-    if (!ids || !prompt(f, ids, n, hidden, prefix)) {
+    if (!prompt(f, ids, n, hidden, prefix)) {
         free(hidden);
         return;
     }
@@ -250,9 +255,14 @@ static void check_trajectory(struct folder *f, const char *label, const json_t *
     snprintf(key, sizeof key, "%s.b0.logits", label);
     int64_t shape[4];
     int rank;
-    const float *logits = st_get(f->st, key, NULL, &rank, shape);
+    enum st_dtype dt;
+    const float *logits = st_get(f->st, key, &dt, &rank, shape);
     if (!logits)
         return;
+    if (dt != ST_F32 || rank != 3 || shape[2] != c->vocab || shape[0] > INT32_MAX || shape[1] > INT32_MAX) {
+        broken(key, "not F32 [steps, canvas, vocab]");
+        return;
+    }
     int32_t steps = (int32_t)shape[0], n = (int32_t)shape[1];
     const char *prompt_key = json_string_value(json_object_get(meta, "prompt"));
     int32_t prompt_n = prompt_key ? (int32_t)st_numel(f->st, prompt_key) : 0;
@@ -262,7 +272,7 @@ static void check_trajectory(struct folder *f, const char *label, const json_t *
     const int32_t *canvas0 = st_i32(f->st, k2, n);
     snprintf(k2, sizeof k2, "%s.b0.canvas", label);
     const int32_t *canvas = st_i32(f->st, k2, (int64_t)steps * n);
-    if (rank != 3 || shape[2] != c->vocab || !ids || !canvas0 || !canvas || n > c->canvas) {
+    if (!ids || !canvas0 || !canvas || n > c->canvas) {
         broken(key, "its prompt or canvases are missing or of another size");
         return;
     }

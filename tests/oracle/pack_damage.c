@@ -115,7 +115,8 @@ static bool renumbered(const char *member, size_t k, const char *new) {
 }
 
 static void hostile_numbers(const char *what) {
-    static const char *const members[] = {"\"offset\": ", "\"byte_len\": ", "\"shape\": [", "\"version\": ", "\"expert_split\": ", "\"local_offset\": ",
+    static const char *const members[] = {"\"offset\": ", "\"byte_len\": ", "\"shape\": [", "\"version\": ", "\"expert_split\": ",
+                                          "\"local_offset\": ",
                                           "\"expected_size\": ", "\"local_expert_split\": "};
     static const char *const values[] = {"1", "63", "4294967296", "9223372036854775807", "18446744073709551615", "-64", "1e3", "null", "\"64\""};
     char name[160];
@@ -148,7 +149,8 @@ static void wrong_words(const char *what) {
     char name[160];
     for (size_t i = 0; i < sizeof edits / sizeof *edits; i++)
         if (replaced(edits[i].old, 0, edits[i].new)) {
-            snprintf(name, sizeof name, "%s: %.40s becomes %.40s", what, edits[i].old[0] == '{' ? "{" : edits[i].old, edits[i].new[0] == '{' ? "{..." : edits[i].new);
+            bool brace = edits[i].old[0] == '{';
+            snprintf(name, sizeof name, "%s: %.40s becomes %.40s", what, brace ? "{" : edits[i].old, brace ? "{..." : edits[i].new);
             attempt(name, edits[i].want, NULL);
         }
     put_text(x.text, x.n_text);

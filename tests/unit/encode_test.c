@@ -107,7 +107,11 @@ static void fit_is_never_worse(void **state) {
         double scale = ldexp(1.0, (int)(uniform() * 60) - 30);
         float most = 0;
         for (int i = 0; i < K; i++) {
-            double v = round % 4 == 0 ? gauss() : round % 4 == 1 ? student4() * (uniform() < 0.05 ? 50 : 1) : round % 4 == 2 ? uniform() + 3 : floor(4 * uniform());
+            double v = gauss();
+            if (round % 4 == 1)
+                v = student4() * (uniform() < 0.05 ? 50 : 1);
+            else if (round % 4 >= 2)
+                v = round % 4 == 2 ? uniform() + 3 : floor(4 * uniform());
             x[i] = dg_bf16_f32(dg_f32_bf16((float)(v * scale)));
             most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
         }

@@ -858,8 +858,9 @@ static void embed_formats(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_formats), cmocka_unit_test(glu_formats),    cmocka_unit_test(experts_formats), cmocka_unit_test(router_ties),
-        cmocka_unit_test(norms),          cmocka_unit_test(attention_sees), cmocka_unit_test(attention_topk),  cmocka_unit_test(attention_nan), cmocka_unit_test(head_formats),
-        cmocka_unit_test(statistics),     cmocka_unit_test(head_nan),       cmocka_unit_test(soft_embedding),  cmocka_unit_test(embed_formats),
+        cmocka_unit_test(norms),          cmocka_unit_test(attention_sees), cmocka_unit_test(attention_topk),  cmocka_unit_test(attention_nan),
+        cmocka_unit_test(head_formats),   cmocka_unit_test(statistics),     cmocka_unit_test(head_nan),        cmocka_unit_test(soft_embedding),
+        cmocka_unit_test(embed_formats),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

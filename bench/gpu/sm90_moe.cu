@@ -1,0 +1,703 @@
+/* Routed experts on Hopper, q4_block weights decoded in registers on the way into wgmma.
+ *
+ * The operands are swapped: 64 weight rows are wgmma's A operand, which may live in registers, so that a weight byte goes from shared
+ * memory through a few integer and bf16 fused multiply-adds straight into the tensor core; the tokens of one expert are the N operand,
+ * in shared memory, 8 to nmax of them. At 16 tokens an expert the weight bytes are the bound (docs/gpu-notes-hopper.md).
+ *
+ * Once, after a stack's upload:
+ *   dg_sm90_moe_repack the stack's bytes in the order, and with the scales, that the kernels below read
+ * Order of launches for one layer:
+ *   dg_sm90_moe_plan   counting sort of the (row, rank) pairs by expert, list of (expert, <= nmax tokens) entries, permuted activations
+ *   dg_sm90_moe_up_*   h[slot] = bf16(gelu_tanh(gate x) * (up x))
+ *   dg_sm90_moe_down_* d[pair] = down h, f32
+ *   dg_sm90_moe_sum    y[row] = sum over ranks, strongest first, of weight * d[pair]
+ * A slot is a pair's place in expert order. Every sum runs along K in k16 steps in one accumulator: a pair's result does not depend on
+ * the pairs around it, on nmax, nor on which block computes it.
+ * Each of the four may be launched with programmatic stream serialization, but the kernel after sum only if it waits itself. down reads the
+ * plan's entries and its own weights before it waits for up, which is safe since up lets it start only once the plan is complete: down's
+ * predecessor in the stream must be up.
+ *
+ * Permuted activations: a lane of the A fragment takes a whole 32-bit word of nibbles, so within each 64 values of K position p holds
+ * element dg_perm(p). Scale and minimum serve 32 consecutive elements, which a lane's two words of one row never leave. */
+#include "sm90.cuh"
+
+#define Q4_GROUP 2560 /* bytes of 64 rows by 64 K */
+#define Q4_WARP 640
+/* The repacked scales and minima are those of the weights * 2^-32, for the exponents' sake (dg_q4_word); results are scaled back. */
+#define Q4_BACK 0x1p32f
+
+struct dg_moe_entry {
+    int expert, slot, n, pad;
+};
+
+/* Word of a 64-group (8 nibbles each) that lane quarter t reads as its i-th. */
+DG_FN int dg_perm_word(int t, int i) { return t >= 2 ? 2 * t + i : i ? 3 - t : t; }
+/* Element at position p of a permuted 64-group, and back. p = 16 step + 8 half + 2 t + b. */
+DG_FN int dg_perm(int p) {
+    int s = p >> 4, h = p >> 3 & 1, t = p >> 1 & 3, b = p & 1;
+    return 8 * dg_perm_word(t, s >> 1) + 2 * (s & 1) + h + 4 * b;
+}
+DG_FN int dg_perm_inv(int e) {
+    int w = e >> 3, n = e & 7, i = w >= 4 ? w & 1 : w >> 1, t = w >= 4 ? w >> 1 : w == 3 ? 0 : w == 2 ? 1 : w;
+    return 16 * (2 * i + (n >> 1 & 1)) + 8 * (n & 1) + 2 * t + (n >> 2);
+}
+
+/* ---- the weights as the kernels read them ---- */
+/* Where tile b of an expert is in the stack, in 16-byte units, and how far behind the second half of its bytes is: the expert has `rows`
+ * rows of row_bytes; glu: the tile is rows b * 32 of gate and of up. */
+DG_FN unsigned dg_q4_tile(int expert, int rows, int b, int row_bytes, bool glu) {
+    return ((unsigned)expert * rows + (glu ? 32 : 64) * b) * ((unsigned)row_bytes / 4) / 4;
+}
+DG_FN unsigned dg_q4_second(int rows, int row_bytes, bool glu) { return (glu ? rows / 2 : 32) * (row_bytes / 4) / 4; }
+
+/* Reorders a stack (q4_block [experts][rows][K], 16-byte aligned) in place, tile by tile of 64 rows; glu: rows are gate and up, and a tile
+ * is 32 of each. Within a tile, group after group of 64 K: for each of four warps 512 bytes of words, 16 a lane (two words of row
+ * lane / 4, two of row lane / 4 + 8), then 128 bytes of scale|min, 8 for each two lanes (of both rows). A warp has 16 rows; of a glu tile
+ * 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^30.
+ * 64 | rows, 64 | K. Grid: experts * rows / 64 blocks of 512 threads, 64 * (K / 32 * 20) bytes of dynamic shared memory. */
+extern "C" __global__ void __launch_bounds__(512) dg_sm90_moe_repack(unsigned char *w, int rows, int K, int glu) {
+    int row_bytes = K / 32 * 20, tiles = rows / 64, half = 32 * row_bytes;
+    uint4 *s = (uint4 *)dg_dyn, *t0 = (uint4 *)w + dg_q4_tile(blockIdx.x / tiles, rows, blockIdx.x % tiles, row_bytes, glu);
+    uint4 *t1 = t0 + dg_q4_second(rows, row_bytes, glu);
+    for (int i = threadIdx.x; i < half / 16; i += blockDim.x) {
+        s[i] = t0[i];
+        s[half / 16 + i] = t1[i];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < 2 * half / 16; i += blockDim.x) {
+        int group = i / 160, warp = i % 160 / 40, r = i % 40;
+        unsigned o[4];
+        for (int j = 0; j < 4; j++) {
+            int lane = r < 32 ? r : 4 * (r - 32) + 2 * (j >> 1), hi = r < 32 ? j >> 1 : j & 1, q = lane & 3;
+            int row = glu ? 8 * warp + 32 * hi + (lane >> 2) : 16 * warp + 8 * hi + (lane >> 2);
+            int word = r < 32 ? dg_perm_word(q, j & 1) : 0;
+            int byte = r < 32 ? 4 * (word + 1 + (word >> 2)) : 20 * (q >> 1);
+            o[j] = *(const unsigned *)(dg_dyn + row * row_bytes + group * 40 + byte);
+            if (r >= 32)
+                o[j] = dg_pack_bf16(__uint_as_float(o[j] << 16) * 0x1p97f, __uint_as_float(o[j] & 0xffff0000u) * 0x1p-32f);
+        }
+        *(i < half / 16 ? t0 + i : t1 + (i - half / 16)) = make_uint4(o[0], o[1], o[2], o[3]);
+    }
+}
+/* Bytes [o, o + bytes) of the tile at t. */
+DG_FN void dg_q4_tile_load(unsigned dst, const uint4 *t, unsigned second, int half, int o, int bytes, unsigned bar, dg_u64 policy) {
+    int n0 = max(min(half - o, bytes), 0);
+    if (n0 > 0)
+        dg_bulk_load(dst, (const char *)t + o, n0, bar, policy);
+    if (n0 < bytes)
+        dg_bulk_load(dst + n0, (const char *)(t + second) + (o + n0 - half), bytes - n0, bar, policy);
+}
+
+struct dg_q4_raw {
+    uint4 w;  /* two words of the lane's first row, two of its second */
+    uint2 sm; /* scale|min of both */
+};
+/* Where a lane reads in a group. */
+struct dg_q4_lane {
+    int w, s;
+};
+DG_FN struct dg_q4_lane dg_q4_lane_init(void) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    struct dg_q4_lane l = {warp * Q4_WARP + lane * 16, warp * Q4_WARP + 512 + (lane >> 1) * 8};
+    return l;
+}
+DG_FN void dg_q4_load(const unsigned char *group, struct dg_q4_lane l, struct dg_q4_raw &v) {
+    v.w = *(const uint4 *)(group + l.w);
+    v.sm = *(const uint2 *)(group + l.s);
+}
+/* Eight nibbles of w: q * scale + min, rounded once; even pairs of elements (0 4, 1 5) to p0[0], p0[2], odd (2 6, 3 7) to p1.
+ * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32. */
+DG_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsigned *p1) {
+    unsigned v[4] = {w << 4 & 0x00f000f0u, w & 0x00f000f0u, w >> 4 & 0x00f000f0u, w >> 8 & 0x00f000f0u};
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v[i]) : "r"(v[i]), "r"(s2), "r"(m2));
+    p0[0] = v[0];
+    p0[2] = v[1];
+    p1[0] = v[2];
+    p1[2] = v[3];
+}
+/* A fragments (4 k16 steps) of one group for a warp's 16 rows. */
+DG_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
+    unsigned s0 = __byte_perm(v.sm.x, 0, 0x1010), m0 = __byte_perm(v.sm.x, 0, 0x3232);
+    dg_q4_word(v.w.x, s0, m0, &a[0][0], &a[1][0]);
+    dg_q4_word(v.w.y, s0, m0, &a[2][0], &a[3][0]);
+    unsigned s1 = __byte_perm(v.sm.y, 0, 0x1010), m1 = __byte_perm(v.sm.y, 0, 0x3232);
+    dg_q4_word(v.w.z, s1, m1, &a[0][1], &a[1][1]);
+    dg_q4_word(v.w.w, s1, m1, &a[2][1], &a[3][1]);
+}
+/* One arrival of this warp at bar, after all its lanes' reads. */
+DG_FN void dg_warp_arrive(unsigned bar) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        dg_bar_arrive(bar);
+    __syncwarp();
+}
+/* acc += the group; b: descriptor of the tokens' 64 columns. */
+template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
+    dg_wgmma_fence();
+#pragma unroll
+    for (int s = 0; s < 4; s++)
+        dg_wgmma_rs(acc, a[s], b + 2 * s);
+    dg_wgmma_commit();
+}
+/* acc += G groups at slot, the next one decoded while the tensor cores work on the last. b: descriptor of the tokens' first group, STEP
+ * bytes from one group's to the next's. release: arrived at once the weights have been read. On entry and on return the last group's
+ * products may still be on their way, reading a[1] (G odd: none are on return). */
+template <int G, int STEP, int R>
+DG_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_q4_lane l, unsigned b,
+                      unsigned release) {
+    struct dg_q4_raw v;
+    dg_q4_load(slot, l, v);
+#pragma unroll
+    for (int g = 0; g < G; g++) {
+        dg_q4_decode(v, a[g & 1]);
+        if (g + 1 < G)
+            dg_q4_load(slot + (g + 1) * Q4_GROUP, l, v);
+        dg_q4_issue(acc, a[g & 1], b + g * (STEP >> 4));
+        if (g + 1 == G)
+            dg_warp_arrive(release);
+        dg_wgmma_wait<1>();
+    }
+    if (G & 1)
+        dg_wgmma_wait<0>();
+}
+
+/* Lanes with the same e, 9 bits. (__match_any_sync costs by the number of distinct values.) */
+DG_FN unsigned dg_match(int e) {
+    unsigned same = ~0u;
+#pragma unroll
+    for (int b = 0; b < 9; b++) {
+        unsigned v = __ballot_sync(~0u, e >> b & 1);
+        same &= e >> b & 1 ? v : ~v;
+    }
+    return same;
+}
+
+/* Sorts the pairs and permutes the activations.
+ * Grid: 1 + ceil(rows * K / 8 / 1024) blocks of 1024 threads; block 0 sorts. experts <= 256.
+ * expert: [pairs] (pairs = rows * topk); slot_pair out: [pairs], pair in each slot; entries out: [experts + pairs / nmax] at most,
+ * *n_entries out. x: bf16 [rows][ldx], K of them used, 64 | K; xp out: bf16 [rows][K]. */
+extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *expert, int pairs, int experts, int nmax, int *slot_pair,
+                                                                   struct dg_moe_entry *entries, int *n_entries, const dg_bf16 *x,
+                                                                   long long ldx, int rows, int K, dg_bf16 *xp) {
+    __shared__ int count[32][256], base[256], wsum[2][8];
+    int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
+    dg_grid_wait();
+    dg_grid_launch();
+    if (blockIdx.x > 0) { /* a thread makes one 16-byte chunk: eight threads read and write one group's 128 bytes */
+        int groups = K / 64;
+        long long i = (long long)(blockIdx.x - 1) * 1024 + tid, group = i >> 3;
+        if (group >= (long long)rows * groups)
+            return;
+        const unsigned *v = (const unsigned *)(x + group / groups * ldx + group % groups * 64);
+        unsigned o[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) { /* elements e and e + 4: the same half of two words */
+            int e = dg_perm(8 * (int)(i & 7) + 2 * j);
+            o[j] = __byte_perm(v[e >> 1], v[(e >> 1) + 2], e & 1 ? 0x7632 : 0x5410);
+        }
+        ((uint4 *)xp)[i] = make_uint4(o[0], o[1], o[2], o[3]);
+        return;
+    }
+    for (int i = lane; i < 256; i += 32)
+        count[warp][i] = 0;
+    int part = (pairs + 1023) / 1024 * 32, begin = warp * part, end = min(begin + part, pairs);
+    __syncwarp();
+    for (int p0 = begin; p0 < end; p0 += 32) {
+        int e = p0 + lane < end ? expert[p0 + lane] : 256;
+        unsigned same = dg_match(e);
+        if (e < 256 && (same & ((1u << lane) - 1)) == 0)
+            count[warp][e] += __popc(same);
+        __syncwarp();
+    }
+    __syncthreads();
+    /* Exclusive sums: over warps for each expert, then over experts, of pairs and of entries. */
+    int total = 0, a = 0, b = 0, n_ent = 0;
+    if (tid < 256) {
+#pragma unroll
+        for (int w = 0; w < 32; w++) {
+            int c = count[w][tid];
+            count[w][tid] = total;
+            total += c;
+        }
+        n_ent = (total + nmax - 1) / nmax;
+        a = total;
+        b = n_ent;
+        for (int d = 1; d < 32; d *= 2) {
+            int ua = __shfl_up_sync(~0u, a, d), ub = __shfl_up_sync(~0u, b, d);
+            if (lane >= d) {
+                a += ua;
+                b += ub;
+            }
+        }
+        if (lane == 31) {
+            wsum[0][warp] = a;
+            wsum[1][warp] = b;
+        }
+    }
+    __syncthreads();
+    if (tid < 256) {
+        for (int w = 0; w < warp; w++) {
+            a += wsum[0][w];
+            b += wsum[1][w];
+        }
+        base[tid] = a - total;
+        if (tid == 255)
+            *n_entries = b;
+        for (int i = 0; i < n_ent; i++)
+            entries[b - n_ent + i] = (struct dg_moe_entry){tid, a - total + i * nmax, min(nmax, total - i * nmax), 0};
+    }
+    __syncthreads();
+    for (int p0 = begin; p0 < end; p0 += 32) {
+        int e = p0 + lane < end ? expert[p0 + lane] : 256;
+        unsigned same = dg_match(e), before = same & ((1u << lane) - 1);
+        int at = e < 256 ? count[warp][e] : 0;
+        __syncwarp();
+        if (e < 256) {
+            slot_pair[base[e] + at + __popc(before)] = p0 + lane;
+            if (before == 0)
+                count[warp][e] = at + __popc(same);
+        }
+        __syncwarp();
+    }
+}
+
+/* ---- gate and up, many tokens an expert ---- */
+/* The warpgroups walk in step through K in chunks of 256, a block of weights each, the tokens loaded with the weights. */
+#define UP_KC 256
+#define UP_BLOCK (4 * Q4_GROUP)
+
+struct up_tile {
+    int expert, slot, n, block, n_blocks;
+};
+/* The tile that starts at unit u of [u, end): up to wgs blocks of 32 features of one entry. */
+DG_FN struct up_tile up_tile_at(const struct dg_moe_entry *entries, int u, int end, int blocks, int wgs) {
+    struct dg_moe_entry e = entries[u / blocks];
+    struct up_tile t = {e.expert, e.slot, e.n, u % blocks, 0};
+    t.n_blocks = min(min(wgs, blocks - t.block), end - u);
+    return t;
+}
+
+/* WG: consumer warpgroups; NMAX: tokens a tile has at most. */
+template <int WG, int NMAX, int STAGES> struct up_smem {
+    static constexpr int a_bytes = WG * UP_BLOCK, b_bytes = NMAX * UP_KC * 2, stage = a_bytes + b_bytes;
+    static constexpr int bytes = STAGES * stage + STAGES * 16;
+};
+
+template <int WG, int NMAX, int STAGES>
+DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int chunks, int &stage, unsigned &phase, const struct up_tile &t,
+                      dg_bf16 *h, int moe) {
+    using S = up_smem<WG, NMAX, STAGES>;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
+    struct dg_q4_lane l = dg_q4_lane_init();
+    float acc[NMAX / 2];
+    unsigned a[2][4][4];
+#pragma unroll
+    for (int i = 0; i < NMAX / 2; i++)
+        acc[i] = 0;
+    for (int c = 0; c < chunks; c++) {
+        dg_bar_wait(full + stage * 8, phase);
+        dg_fence_async();
+        unsigned char *st = smem + stage * S::stage;
+        dg_q4_slot<4, NMAX * 128>(acc, a, st + wg * UP_BLOCK, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), empty + stage * 8);
+        dg_wgmma_wait<0>();
+        dg_warp_arrive(empty + stage * 8);
+        if (++stage == STAGES) {
+            stage = 0;
+            phase ^= 1;
+        }
+    }
+    int f = (t.block + wg) * 32 + warp * 8 + g;
+    dg_bf16 *dst = h + (long long)t.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
+#pragma unroll
+    for (int i = 0; i < NMAX / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int n = 8 * i + 2 * q + j;
+            if (n < t.n)
+                dst[(long long)n * moe] = dg_to_bf16(dg_gelu(acc[4 * i + j] * Q4_BACK) * (acc[4 * i + 2 + j] * Q4_BACK));
+        }
+}
+
+template <int WG, int NMAX, int STAGES>
+DG_FN void up_body(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries, const int *n_entries,
+                   const int *slot_pair, dg_bf16 *h) {
+    using S = up_smem<WG, NMAX, STAGES>;
+    unsigned char *smem = dg_dyn;
+    unsigned full = dg_smem(smem + STAGES * S::stage), empty = full + STAGES * 8;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; i++) {
+            dg_bar_init(full + i * 8, 1 + 128);
+            dg_bar_init(empty + i * 8, 2 * WG * 4); /* each warp: weights read, tokens read */
+        }
+        dg_bar_init_fence();
+    }
+    __syncthreads();
+    dg_grid_wait();
+    dg_grid_launch();
+    int blocks = moe / 32, chunks = K / UP_KC, stage = 0, row_bytes = K / 32 * 20, half = 32 * row_bytes;
+    unsigned second = dg_q4_second(2 * moe, row_bytes, true);
+    long long units = (long long)*n_entries * blocks;
+    int u = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
+    unsigned phase = 0;
+    if (wg == WG) {
+        dg_regs_less<WG == 4 ? 64 : 56>();
+        dg_u64 policy = dg_policy_first();
+        while (u < end) {
+            struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
+            u += t.n_blocks;
+            const uint4 *tile = (const uint4 *)w + dg_q4_tile(t.expert, 2 * moe, t.block, row_bytes, true);
+            /* lane i holds the source row of token 4 i + warp */
+            int src = lane * 4 + warp < t.n ? slot_pair[t.slot + lane * 4 + warp] / topk : 0;
+            for (int c = 0; c < chunks; c++) {
+                dg_bar_wait(empty + stage * 8, phase ^ 1);
+                unsigned at = dg_smem(smem + stage * S::stage), bar = full + stage * 8;
+                if (tid == 0) {
+                    dg_bar_expect(bar, (unsigned)t.n_blocks * UP_BLOCK);
+                    for (int i = 0; i < t.n_blocks; i++) {
+                        dg_q4_tile_load(at + i * UP_BLOCK, tile + i * (half / 16), second, half, c * UP_BLOCK, UP_BLOCK, bar, policy);
+                    }
+                }
+                __syncwarp();
+                unsigned b = at + S::a_bytes + (lane >> 3) * (NMAX * 128);
+                for (int i = 0, n = warp; n < t.n; i++, n += 4) {
+                    long long r = __shfl_sync(~0u, src, i);
+                    dg_cp_async16(b + dg_sw128(n, lane & 7), xp + r * K + c * UP_KC + lane * 8);
+                }
+                dg_cp_async_arrive(bar);
+                if (++stage == STAGES) {
+                    stage = 0;
+                    phase ^= 1;
+                }
+            }
+        }
+    } else {
+        dg_regs_more<WG == 4 ? 104 : 224>();
+        while (u < end) {
+            struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
+            u += t.n_blocks;
+            if (wg >= t.n_blocks) {
+                for (int c = 0; c < chunks; c++) {
+                    dg_bar_wait(full + stage * 8, phase);
+                    dg_warp_arrive(empty + stage * 8);
+                    dg_warp_arrive(empty + stage * 8);
+                    if (++stage == STAGES) {
+                        stage = 0;
+                        phase ^= 1;
+                    }
+                }
+                continue;
+            }
+            up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe);
+        }
+    }
+    __syncthreads(); /* no warp leaves with copies on the way */
+}
+
+/* ---- few tokens an expert, and down ---- */
+/* A unit is a tile of 64 rows over the whole of K, one warpgroup's work. All of K of an entry's tokens stays in shared memory (BUFS
+ * buffers), in chunks of 4 groups with barriers of their own, and each warpgroup streams its units past it through a ring of its own,
+ * SLOTS slots of G groups, that one thread of a producer warp fills. */
+template <int NMAX_, int NARROW_, int G_, int SLOTS_, int BUFS_, bool GLU_> struct st_cfg {
+    static constexpr int NMAX = NMAX_, G = G_, SLOTS = SLOTS_, BUFS = BUFS_;
+    static constexpr int WG = 4, PW = 2, TW = 2; /* warpgroups; warps that load weights, warps that load tokens */
+    static constexpr int SLOT = G * Q4_GROUP, RING = SLOTS * SLOT, TOKENS = NMAX * 128; /* bytes; TOKENS of a group */
+    static constexpr int NARROW = NARROW_; /* entries of as many tokens at most have code of their own */
+    static constexpr bool GLU = GLU_;
+};
+struct st_arg {
+    const unsigned char *w;
+    const dg_bf16 *x;
+    int K, rows, topk; /* rows: of an expert; topk: 0 when x is by slot */
+    const struct dg_moe_entry *entries;
+    const int *n_entries, *slot_pair;
+    void *out;
+};
+struct st_bars {
+    unsigned a_full, a_empty, b_full, b_empty; /* a: WG rings of SLOTS; b: BUFS buffers of chunks */
+    unsigned pair;                             /* down: BUFS lists of NMAX, which come with the last chunk */
+};
+
+/* One thread: fills the rings of warpgroups first, first + PW, ... */
+template <class C> DG_FN void st_weights(const struct st_arg &a, int begin, int end, int first, unsigned ring, struct st_bars bar) {
+    constexpr int Q = C::WG / C::PW;
+    dg_u64 policy = dg_policy_first();
+    int slot = 0, groups = a.K / 64, row_bytes = a.K / 32 * 20, half = 32 * row_bytes, tiles = a.rows / 64;
+    unsigned phase = 0, second = dg_q4_second(a.rows, row_bytes, C::GLU);
+    for (int u = begin + first; u < end; u += C::WG) {
+        const uint4 *tile[Q];
+#pragma unroll
+        for (int q = 0; q < Q; q++) {
+            int v = min(u + q * C::PW, end - 1);
+            tile[q] = (const uint4 *)a.w + dg_q4_tile(a.entries[v / tiles].expert, a.rows, v % tiles, row_bytes, C::GLU);
+        }
+        for (int g = 0; g < groups; g += C::G) {
+            int bytes = min(C::G, groups - g) * Q4_GROUP;
+#pragma unroll
+            for (int q = 0; q < Q; q++)
+                if (q == 0 || u + q * C::PW < end) {
+                    int r = first + q * C::PW;
+                    unsigned at = r * C::SLOTS + slot, full = bar.a_full + at * 8;
+                    dg_bar_wait(bar.a_empty + at * 8, phase ^ 1);
+                    dg_bar_expect(full, bytes);
+                    dg_q4_tile_load(ring + at * C::SLOT, tile[q], second, half, g * Q4_GROUP, bytes, full, policy);
+                }
+            if (++slot == C::SLOTS) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+    }
+}
+
+/* TW warps: row n of an entry belongs to warp n % TW. */
+template <class C> DG_FN void st_tokens(const struct st_arg &a, int begin, int end, unsigned b, struct st_bars bar, int warp) {
+    int lane = threadIdx.x & 31, tiles = a.rows / 64, groups = a.K / 64, chunks = (groups + 3) / 4, buf = 0;
+    unsigned phase = 0;
+    for (int u = begin; u < end; u = (u / tiles + 1) * tiles) {
+        struct dg_moe_entry e = a.entries[u / tiles];
+        int n = lane * C::TW + warp, src = n < e.n ? C::GLU ? a.slot_pair[e.slot + n] / a.topk : e.slot + n : 0;
+        for (int c = 0; c < chunks; c++) {
+            dg_bar_wait(bar.b_empty + (buf * chunks + c) * 8, phase ^ 1);
+            int group = c * 4 + (lane >> 3);
+            unsigned at = b + (buf * groups + group) * C::TOKENS;
+            for (int i = 0, m = warp; m < e.n; i++, m += C::TW) {
+                long long r = __shfl_sync(~0u, src, i);
+                if (group < groups)
+                    dg_cp_async16(at + dg_sw128(m, lane & 7), a.x + r * a.K + c * 256 + lane * 8);
+            }
+            if (!C::GLU && c + 1 == chunks && n < e.n)
+                dg_cp_async4(bar.pair + (buf * C::NMAX + n) * 4, a.slot_pair + e.slot + n);
+            dg_cp_async_arrive(bar.b_full + (buf * chunks + c) * 8);
+        }
+        if (++buf == C::BUFS) {
+            buf = 0;
+            phase ^= 1;
+        }
+    }
+}
+
+/* NT: tokens of the tile, e.n at least. */
+template <class C, int NT>
+DG_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const struct dg_moe_entry &e, int tile, unsigned pair) {
+    int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, row = lane >> 2, q = lane & 3;
+    int f = tile * 32 + warp * 8 + row, moe = a.rows / 2;
+    dg_bf16 *h = (dg_bf16 *)a.out + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
+    float *d = (float *)a.out + tile * 64 + warp * 16 + row;
+#pragma unroll
+    for (int i = 0; i < NT / 8; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+            int n = 8 * i + 2 * q + j;
+            float v0 = acc[4 * i + j] * Q4_BACK, v1 = acc[4 * i + 2 + j] * Q4_BACK;
+            if (n < e.n && C::GLU) {
+                h[(long long)n * moe] = dg_to_bf16(dg_gelu(v0) * v1);
+            } else if (n < e.n) {
+                float *o = d + (long long)dg_lds(pair + n * 4) * a.rows;
+                o[0] = v0;
+                o[8] = v1;
+            }
+        }
+}
+
+/* A warpgroup's place: its ring with slot and phase, the entry's buffer with its phase (b). */
+struct st_at {
+    const unsigned char *ring;
+    unsigned full, empty, b, b_full, b_empty, b_phase, phase;
+    int slot;
+};
+template <class C, int NT>
+DG_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane l, bool last, const struct dg_moe_entry &e, int tile,
+                   unsigned pair) {
+    int groups = a.K / 64;
+    float acc[NT / 2];
+    unsigned w[2][4][4];
+#pragma unroll
+    for (int i = 0; i < NT / 2; i++)
+        acc[i] = 0;
+    for (int g = 0; g < groups; g += C::G) {
+        if (g % 4 == 0) {
+            dg_bar_wait(at.b_full + g / 4 * 8, at.b_phase);
+            dg_fence_async();
+        }
+        dg_bar_wait(at.full + at.slot * 8, at.phase);
+        const unsigned char *s = at.ring + at.slot * C::SLOT;
+        unsigned bd = dg_desc_sw128(at.b + g * C::TOKENS), release = at.empty + at.slot * 8;
+        int left = groups - g;
+        if (left >= C::G)
+            dg_q4_slot<C::G, C::TOKENS>(acc, w, s, l, bd, release);
+        else if (left == 3)
+            dg_q4_slot<3, C::TOKENS>(acc, w, s, l, bd, release);
+        else if (left == 2)
+            dg_q4_slot<2, C::TOKENS>(acc, w, s, l, bd, release);
+        else
+            dg_q4_slot<1, C::TOKENS>(acc, w, s, l, bd, release);
+        if (last && g % 4 + C::G == 4 && left > C::G) {
+            dg_wgmma_wait<0>();
+            dg_warp_arrive(at.b_empty + g / 4 * 8);
+        }
+        if (++at.slot == C::SLOTS) {
+            at.slot = 0;
+            at.phase ^= 1;
+        }
+    }
+    dg_wgmma_wait<0>();
+    st_store<C, NT>(a, acc, e, tile, pair);
+    if (last)
+        dg_warp_arrive(at.b_empty + (groups - 1) / 4 * 8);
+}
+
+template <class C>
+DG_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned char *ring, unsigned b, struct st_bars bar) {
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tiles = a.rows / 64, groups = a.K / 64, chunks = (groups + 3) / 4, buf = 0;
+    struct dg_q4_lane l = dg_q4_lane_init();
+    struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, bar.a_empty + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
+    int u = begin + wg; /* this warpgroup's next unit */
+    for (int first = begin; first < end;) {
+        struct dg_moe_entry e = a.entries[first / tiles];
+        int stop = min(end, (first / tiles + 1) * tiles);
+        first = stop;
+        at.b = b + buf * groups * C::TOKENS;
+        at.b_full = bar.b_full + buf * chunks * 8;
+        at.b_empty = bar.b_empty + buf * chunks * 8;
+        if (u >= stop) /* none of this entry's units is ours; waiting first keeps the arrivals of two entries apart */
+            for (int c = 0; c < chunks; c++) {
+                dg_bar_wait(at.b_full + c * 8, at.b_phase);
+                dg_warp_arrive(at.b_empty + c * 8);
+            }
+        for (; u < stop; u += C::WG) {
+            bool last = u + C::WG >= stop;
+            unsigned pair = bar.pair + buf * C::NMAX * 4;
+            if (C::NARROW < C::NMAX && e.n <= C::NARROW)
+                st_unit<C, C::NARROW>(a, at, l, last, e, u % tiles, pair);
+            else
+                st_unit<C, C::NMAX>(a, at, l, last, e, u % tiles, pair);
+        }
+        if (++buf == C::BUFS) {
+            buf = 0;
+            at.b_phase ^= 1;
+        }
+    }
+}
+
+template <class C> DG_FN void st_body(const struct st_arg &a) {
+    unsigned char *smem = dg_dyn;
+    int groups = a.K / 64, chunks = (groups + 3) / 4, tiles = a.rows / 64;
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0) - 4 * C::WG;
+    unsigned char *ring = smem + C::BUFS * groups * C::TOKENS;
+    struct st_bars bar;
+    bar.a_full = dg_smem(ring + C::WG * C::RING);
+    bar.a_empty = bar.a_full + C::WG * C::SLOTS * 8;
+    bar.b_full = bar.a_empty + C::WG * C::SLOTS * 8;
+    bar.b_empty = bar.b_full + C::BUFS * chunks * 8;
+    bar.pair = bar.b_empty + C::BUFS * chunks * 8;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < C::WG * C::SLOTS; i++) {
+            dg_bar_init(bar.a_full + i * 8, 1);
+            dg_bar_init(bar.a_empty + i * 8, 4);
+        }
+        for (int i = 0; i < C::BUFS * chunks; i++) {
+            dg_bar_init(bar.b_full + i * 8, C::TW * 32);
+            dg_bar_init(bar.b_empty + i * 8, C::WG * 4);
+        }
+        dg_bar_init_fence();
+    }
+    __syncthreads();
+    if (C::GLU) /* down reads entries before: the plan is complete once up has come so far */
+        dg_grid_wait();
+    dg_grid_launch();
+    long long units = (long long)*a.n_entries * tiles;
+    int begin = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
+    if (wg >= C::WG) {
+        dg_regs_less<64>();
+        if (warp < C::PW) {
+            if ((threadIdx.x & 31) == 0)
+                st_weights<C>(a, begin, end, warp, dg_smem(ring), bar);
+            __syncwarp();
+        } else {
+            if (!C::GLU)
+                dg_grid_wait();
+            st_tokens<C>(a, begin, end, dg_smem(smem), bar, warp - C::PW);
+        }
+    } else {
+        dg_regs_more<104>();
+        if (!C::GLU)
+            dg_grid_wait();
+        st_consume<C>(a, begin, end, ring, dg_smem(smem), bar);
+    }
+    __syncthreads(); /* no warp leaves with copies on the way */
+}
+
+/* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups.
+ * w: the repacked stack (q4_block [experts][2 moe][K], gate rows first). xp: permuted bf16 [rows][K]; entries, n_entries, slot_pair: of
+ * dg_sm90_moe_plan with nmax = 24, 64, 128. 64 | moe; n24: 64 | K, n64 and n128: 256 | K.
+ * Launch: one block per multiprocessor (any grid is correct); threads and dynamic shared memory in bytes:
+ * n24 640 and K / 64 * 3072 + 82048 + 16 * ceil(K / 256) (K 2816: 217392; this bounds K), n64 640 and 221232, n128 384 and 172064. */
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_up_n24(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    st_body<st_cfg<24, 16, 4, 2, 1, true>>({w, xp, K, 2 * moe, topk, entries, n_entries, slot_pair, h});
+}
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_up_n64(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    up_body<4, 64, 3>(w, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+}
+extern "C" __global__ void __launch_bounds__(384, 1)
+    dg_sm90_moe_up_n128(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
+                        const int *n_entries, const int *slot_pair, dg_bf16 *h) {
+    up_body<2, 128, 2>(w, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+}
+
+/* d[pair][hidden] = down h[slot of the pair], f32.
+ * w: the repacked stack (q4_block [experts][hidden][moe]); h: of dg_sm90_moe_up_*; 64 | moe, 64 | hidden; entries with nmax = 24, 64.
+ * Launch: one block per multiprocessor, 640 threads; dynamic shared memory in bytes, which bounds moe:
+ * n24 2 * (moe / 64 * 3072 + 16 * ceil(moe / 256) + 96) + 164096 (moe 704: 231968), n64 moe / 64 * 8192 + 16 * ceil(moe / 256) + 123520
+ * (213680). */
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_down_n24(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
+                         const int *n_entries, const int *slot_pair, float *d) {
+    st_body<st_cfg<24, 24, 4, 4, 2, false>>({w, h, moe, hidden, 0, entries, n_entries, slot_pair, d});
+}
+extern "C" __global__ void __launch_bounds__(640, 1)
+    dg_sm90_moe_down_n64(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
+                         const int *n_entries, const int *slot_pair, float *d) {
+    st_body<st_cfg<64, 64, 2, 6, 1, false>>({w, h, moe, hidden, 0, entries, n_entries, slot_pair, d});
+}
+
+/* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. 32 | hidden, 4 | ldy; d 128-byte aligned, and undefined
+ * afterwards: its lines leave the L2 without being written to memory.
+ * Grid: {rows, ceil(hidden / 4 / 352)}, 352 threads. topk <= 8 runs with all loads in flight. */
+extern "C" __global__ void __launch_bounds__(352) dg_sm90_moe_sum(float *d, const float *weight, int topk, int hidden, float *y,
+                                                                  long long ldy) {
+    dg_grid_wait();
+    dg_grid_launch();
+    long long row = blockIdx.x;
+    int c = blockIdx.y * 352 + threadIdx.x;
+    bool on = c < hidden / 4;
+    float4 s = {0, 0, 0, 0};
+    for (int r0 = 0; r0 < topk; r0 += 8) {
+        float4 v[8];
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+            if (on && r0 + r < topk)
+                v[r] = ((const float4 *)(d + (row * topk + r0 + r) * hidden))[c];
+#pragma unroll
+        for (int r = 0; r < 8; r++)
+            if (on && r0 + r < topk) {
+                float w = weight[row * topk + r0 + r];
+                s.x += w * v[r].x;
+                s.y += w * v[r].y;
+                s.z += w * v[r].z;
+                s.w += w * v[r].w;
+            }
+    }
+    if (on)
+        ((float4 *)(y + row * ldy))[c] = s;
+    __syncwarp();
+    for (int r = threadIdx.x & 7; r < topk; r += 8) /* eight lanes read a line each of every rank; each drops one rank's */
+        if (on)
+            asm volatile("discard.global.L2 [%0], 128;" ::"l"((float4 *)(d + (row * topk + r) * hidden) + (c & ~7)) : "memory");
+}

@@ -1,0 +1,152 @@
+#include "cli/line.h"
+
+#include "core/mem.h"
+
+#include <errno.h>
+#include <histedit.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+struct dg_lines {
+    EditLine *el;
+    History *past;
+    char *file;
+    const char *prompt;
+    /* without a terminal */
+    struct dg_buf line;
+    char chunk[16384];
+    size_t at, have;
+    bool over;
+};
+
+static struct dg_lines *reading; /* the one whose line is being edited */
+
+static char *prompt_of(EditLine *el) {
+    struct dg_lines *l;
+    el_get(el, EL_CLIENTDATA, &l);
+    return (char *)l->prompt;
+}
+
+static enum dg_status open_editor(struct dg_lines *l, struct dg_error *err) {
+    l->el = el_init("diffgemma", stdin, stdout, stderr);
+    l->past = history_init();
+    if (!l->el || !l->past)
+        return DG_FAIL(err, DG_E_NOMEM, "cannot set up line editing (is TERM right?)");
+    el_set(l->el, EL_CLIENTDATA, l);
+    el_set(l->el, EL_PROMPT, prompt_of);
+    el_set(l->el, EL_EDITOR, "emacs");
+    el_set(l->el, EL_SIGNAL, 0);
+    el_set(l->el, EL_HIST, history, l->past);
+    el_set(l->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
+    el_set(l->el, EL_BIND, "\033[3~", "ed-delete-next-char", NULL);
+    el_set(l->el, EL_BIND, "\033[1~", "ed-move-to-beg", NULL);
+    el_set(l->el, EL_BIND, "\033[4~", "ed-move-to-end", NULL);
+    el_source(l->el, NULL);
+    return DG_OK;
+}
+
+enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *file, struct dg_error *err) {
+    HistEvent ev;
+    *out = NULL;
+    struct dg_lines *l = dg_calloc(1, sizeof *l);
+    if (!l)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory to read lines");
+    dg_buf_init(&l->line, DG_LINE_MAX);
+    enum dg_status st = edit ? open_editor(l, err) : DG_OK;
+    if (st != DG_OK) {
+        dg_lines_close(l);
+        return st;
+    }
+    if (edit) {
+        history(l->past, &ev, H_SETSIZE, DG_LINE_HISTORY);
+        history(l->past, &ev, H_SETUNIQUE, 1);
+        l->file = file ? dg_strndup(file, strlen(file)) : NULL;
+        if (l->file)
+            history(l->past, &ev, H_LOAD, l->file);
+    }
+    *out = l;
+    return DG_OK;
+}
+
+void dg_lines_close(struct dg_lines *l) {
+    HistEvent ev;
+    if (!l)
+        return;
+    if (l->file)
+        history(l->past, &ev, H_SAVE, l->file);
+    if (l->el)
+        el_end(l->el);
+    if (l->past)
+        history_end(l->past);
+    dg_free(l->file);
+    dg_buf_deinit(&l->line);
+    dg_free(l);
+}
+
+static enum dg_status edit_line(struct dg_lines *l, bool remember, enum dg_line_end *end, const char **s, size_t *n) {
+    HistEvent ev;
+    int count = 0;
+    errno = 0;
+    reading = l;
+    const char *line = el_gets(l->el, &count);
+    int e = errno;
+    reading = NULL;
+    if (!line || count <= 0) {
+        *end = count < 0 && e == EINTR ? DG_LINE_INTERRUPTED : DG_LINE_EOF;
+        return DG_OK;
+    }
+    size_t k = (size_t)count;
+    if (remember && strspn(line, " \t\r\n") < k)
+        history(l->past, &ev, H_ENTER, line);
+    k -= line[k - 1] == '\n';
+    *end = DG_LINE;
+    *s = line;
+    *n = k;
+    return DG_OK;
+}
+
+static enum dg_status read_line(struct dg_lines *l, enum dg_line_end *end, const char **s, size_t *n, struct dg_error *err) {
+    dg_buf_clear(&l->line);
+    for (;;) {
+        const char *from = l->chunk + l->at, *lf = memchr(from, '\n', l->have - l->at);
+        size_t k = lf ? (size_t)(lf - from) : l->have - l->at;
+        l->at += k + (lf != NULL);
+        if (dg_buf_add(&l->line, from, k) != DG_OK)
+            return DG_FAIL(err, l->line.status, "a line of more than %zu bytes", DG_LINE_MAX);
+        if (lf || (l->over && l->line.len)) {
+            *end = DG_LINE;
+            *s = dg_buf_cstr(&l->line);
+            *n = l->line.len;
+            return DG_OK;
+        }
+        if (l->over) {
+            *end = DG_LINE_EOF;
+            return DG_OK;
+        }
+        ssize_t got = read(STDIN_FILENO, l->chunk, sizeof l->chunk);
+        if (got < 0 && errno == EINTR) {
+            *end = DG_LINE_INTERRUPTED;
+            return DG_OK;
+        }
+        if (got < 0)
+            return DG_FAIL(err, DG_E_IO, "cannot read standard input: %s", strerror(errno));
+        l->at = 0;
+        l->have = (size_t)got;
+        l->over = got == 0;
+    }
+}
+
+enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s, size_t *n,
+                             struct dg_error *err) {
+    l->prompt = prompt;
+    return l->el ? edit_line(l, remember, end, s, n) : read_line(l, end, s, n, err);
+}
+
+void dg_lines_at_prompt(bool stopping) {
+    if (!reading || stopping)
+        return;
+    el_set(reading->el, EL_PREP_TERM, 1);
+    el_resize(reading->el);
+    el_set(reading->el, EL_REFRESH);
+}

@@ -1,0 +1,74 @@
+/* The CUDA backend: the op table on one NVIDIA GPU.
+ *
+ * The driver is opened at run time, the kernels are embedded in the binary. Weights are uploaded once. With exact_f32 planes are f32 and
+ * every sum is f32, held to the limits of the reference backend; without it planes are bf16 and matrix products run on tensor cores
+ * with f32 sums. A sum's order depends on its length alone in both, so that a row's result never depends on the rows beside it, and
+ * no kernel adds floats by atomics, so that runs repeat bit for bit. */
+#ifndef DG_OPS_CUDA_CUDA_H
+#define DG_OPS_CUDA_CUDA_H
+
+#include "ops/backends.h"
+
+/* Which kernels make the matrix products. */
+enum dg_cuda_kernels {
+    DG_CUDA_AUTO,     /* the best the device has */
+    DG_CUDA_PORTABLE, /* mma.sync, on any device: what sm_80 to sm_120 use, but sm_90 */
+    DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
+};
+
+struct dg_cuda_opts {
+    int device;
+    bool exact_f32;
+    enum dg_cuda_kernels kernels;
+    size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
+    dg_upload_progress_fn *progress;
+    void *progress_ctx;
+};
+
+/* True when kernels for at least one GPU generation were compiled into this binary. */
+bool dg_cuda_built_in(void);
+
+/* model is borrowed for the backend's life (its mapping is read during the upload alone). The backend's own model carries the device
+ * addresses. Errors: DG_E_BACKEND (no driver, too old, no such device, no kernels for it: one clear reason), DG_E_NOMEM (what was needed
+ * and what is free), DG_E_UNSUPPORTED (head dimensions over 512, more than 8192 experts). Owner: the caller, dg_backend_destroy. */
+enum dg_status dg_cuda_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err)
+    DG_MUST_CHECK;
+
+/* Formats of a model without a file, by class of tensor. */
+struct dg_cuda_random {
+    const struct dg_config *cfg;
+    enum dg_format embed, attention, dense, experts, self_conditioning;
+    bool v_on_full; /* full layers have value projections of their own */
+    float logit_spread; /* the logits' standard deviation, about; 0 = 1. A trained model's rows are peaked: 5 leaves some hundred survivors */
+    uint64_t seed;
+};
+
+/* A backend whose weights are drawn on the device: the shape's speed without its file. be->model holds addresses the host must not read. */
+enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
+                                     struct dg_error *err) DG_MUST_CHECK;
+
+/* Device name, compute capability, memory, and the kernels chosen, in one line. Borrowed from the backend. */
+const char *dg_cuda_describe(const struct dg_backend *be);
+/* Bytes of device memory the backend holds now, and of those the weights. */
+size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights);
+
+/* Graph capture. Between begin and end ops are recorded instead of run: they must not read, write or allocate, and what they take from
+ * dg_batch.pos0, ring_from, n_live and inv_t comes, at each launch, from the values set last by dg_cuda_graph_params. The graph belongs to the
+ * backend until dg_cuda_graph_destroy. */
+struct dg_cuda_graph;
+struct dg_cuda_graph_params {
+    int64_t pos0, ring_from; /* as in struct dg_batch */
+    int32_t n_live;
+    float inv_t, inv_t_before; /* of this step's statistics, and of those the soft embedding reads */
+};
+enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **out, struct dg_error *err) DG_MUST_CHECK;
+void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_params *p);
+void dg_cuda_graph_launch(struct dg_backend *be, struct dg_cuda_graph *g);
+void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g); /* NULL is allowed */
+
+/* Milliseconds of device time between two marks (0 <= i < 64); waits for the second. NAN after a failure. */
+void dg_cuda_mark(struct dg_backend *be, int i);
+float dg_cuda_elapsed(struct dg_backend *be, int from, int to);
+
+#endif

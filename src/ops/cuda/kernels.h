@@ -1,0 +1,368 @@
+/* Every CUDA kernel's arguments, declared once.
+ *
+ * A kernel takes one `struct dgc_KIND_args` by value. This header is compiled by the host's C compiler, by nvcc and by NVRTC: the host's
+ * launch functions (state.h) and the device's signatures (DGC_KERNEL in kernels/device.cuh) both come from the lists at its end, so a
+ * call and its kernel cannot drift. Pointers are device addresses. */
+#ifndef DG_OPS_CUDA_KERNELS_H
+#define DG_OPS_CUDA_KERNELS_H
+
+#ifdef __CUDACC_RTC__
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
+#else
+#include <stdint.h>
+#endif
+
+/* enum dg_dtype and enum dg_format as the device knows them; backend.c checks that they agree. */
+enum { DGC_F32, DGC_BF16, DGC_F16, DGC_I32 };
+enum { DGC_FMT_BF16, DGC_FMT_F16, DGC_FMT_F32, DGC_FMT_Q4, DGC_FMT_Q6, DGC_FMT_Q8, DGC_FMT_NVFP4 };
+enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
+
+#define DGC_STACKED 3       /* most matrices side by side in one linear op */
+#define DGC_TILE 64         /* rows of x a tile of the grouped expert product covers */
+#define DGC_SPARSE_CUT (-10.0f)
+#define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
+#define DGC_PLAN_COUNTERS 8192
+#define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
+#define DGC_SOFT_LIST 2048   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
+#define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
+#define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
+#define DGC_MMA_COLS 128     /* weight rows of a tile of either */
+#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row: of sliding layers, */
+#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long; parts begin at multiples of it */
+#define DGC_FLASH_KEYS 32
+#define DGC_SCORE_KEYS 256
+#define DGC_TOP_MAX 4096     /* most keys a top-k query attends to */
+#define DGC_FLASH_ROWS(hd) ((hd) <= 256 ? 64 : 32) /* query rows (times heads of a group) of a block */
+/* queries, keys and values in f16, and the scores */
+#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS(hd) + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS(hd) * (DGC_FLASH_KEYS + 4) * 4)
+
+struct dgc_plane {
+    void *p;
+    int64_t ld; /* elements */
+    int32_t dtype;
+};
+
+struct dgc_mat {
+    const uint8_t *p; /* first row; nvfp4's global scale lies in the 4 bytes before it */
+    int64_t row_bytes;
+    int32_t fmt, n, k;
+};
+
+/* What changes between the steps and blocks of a captured graph. */
+struct dgc_params {
+    int64_t pos0, ring_from;
+    int32_t n_live;
+    float inv_t_head; /* 1/T of the statistics being taken */
+    float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
+    int32_t reserved; /* no padding: records are compared as bytes */
+};
+
+struct dgc_set_params_args {
+    struct dgc_params *to;
+    struct dgc_params v;
+};
+
+/* Fills a matrix with seeded values of about the given spread, through its format's own codes. Grid: rows x ceil(k / 32 / 128). */
+struct dgc_fill_args {
+    struct dgc_mat m;
+    uint64_t seed;
+    float spread;
+};
+
+/* Seeded f32 vector: center + spread * uniform(-1, 1). */
+struct dgc_fill_vec_args {
+    float *v;
+    int32_t n;
+    uint64_t seed;
+    float center, spread;
+};
+
+struct dgc_embed_args {
+    const int32_t *ids;
+    struct dgc_mat e;
+    float scale;
+    struct dgc_plane y;
+};
+
+/* y = (res + x * rsqrt(mean(x^2) + eps) * w) * scale; res.p and w may be NULL. One block a row. */
+struct dgc_norm_args {
+    struct dgc_plane x, res, y;
+    const float *w;
+    float eps, scale;
+    int32_t cols;
+};
+
+struct dgc_norm_pair_args {
+    struct dgc_plane a, b, y;
+    const float *wa, *wb;
+    float eps;
+    int32_t cols;
+};
+
+struct dgc_add_args {
+    struct dgc_plane a, b, y;
+    int32_t cols;
+};
+
+struct dgc_kv {
+    void *k, *v;
+    int64_t slots;
+    int32_t dtype, kv_heads, hd, ring, window;
+};
+
+/* Grid: rows x (heads + 2 kv_heads); one warp each, 4 a block. */
+struct dgc_qkv_store_args {
+    struct dgc_plane qkv;
+    const float *q_norm, *k_norm, *cos, *sin;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    int32_t n, heads, has_v;
+    float eps;
+};
+
+struct dgc_attention_args {
+    struct dgc_plane q, y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    int32_t n, heads, causal;
+};
+
+/* y[m][...] = epilogue(x[m] . w). Tiles of one matrix never cross into the next. */
+struct dgc_linear_args {
+    struct dgc_plane x, y;
+    struct dgc_mat w[DGC_STACKED];
+    int32_t tiles[DGC_STACKED + 1]; /* first tile of each matrix along the output; the last used entry is the end */
+    int32_t n_w, rows, epi;
+    float cap;
+};
+
+struct dgc_route_args {
+    const float *logits; /* [rows][experts] */
+    const float *scale;
+    int32_t *expert;
+    float *weight;
+    int32_t rows, experts, k;
+};
+
+struct dgc_router_args {
+    struct dgc_plane x;
+    struct dgc_mat w;
+    const float *scale;
+    int32_t *expert;
+    float *weight;
+    int32_t rows, k;
+};
+
+/* The (row, rank) pairs ordered by expert, and the row tiles the expert products work on. Written by experts_plan. */
+struct dgc_plan {
+    int32_t *bucket;      /* [experts + 1] first sorted pair of each expert */
+    int32_t *pair;        /* [pairs] row * topk + rank */
+    int32_t *tile_expert; /* [tiles] */
+    int32_t *tile_first;  /* [tiles] first sorted pair */
+    int32_t *n_tiles;
+};
+
+struct dgc_experts_plan_args {
+    const int32_t *expert;
+    struct dgc_plan plan;
+    int32_t pairs, experts, tile_rows, warps;
+};
+
+/* h[sorted pair][f] = gelu(gate x) * up x. w: expert 0's matrix, gate rows first. */
+struct dgc_experts_up_args {
+    struct dgc_plane x, h;
+    struct dgc_mat w;
+    int64_t mat_bytes;
+    struct dgc_plan plan;
+    int32_t topk;
+};
+
+/* y[pair][n] = h[sorted pair] . down, f32. */
+struct dgc_experts_down_args {
+    struct dgc_plane h, y;
+    struct dgc_mat w;
+    int64_t mat_bytes;
+    struct dgc_plan plan;
+};
+
+struct dgc_experts_sum_args {
+    const float *pair_y;
+    const float *weight;
+    struct dgc_plane y;
+    int32_t topk, cols;
+};
+
+struct dgc_row_stats_args {
+    const float *logits;
+    int64_t ld;
+    int32_t vocab;
+    const struct dgc_params *prm;
+    float *entropy, *max, *sum, *p_max;
+    int32_t *argmax;
+};
+
+/* Dense soft embedding in f32. Grid: column tiles x row tiles. sparse: ids below the cut count as zero, and only rows whose count is over
+ * DGC_SOFT_LIST are computed. */
+struct dgc_soft_dense_args {
+    const float *logits;
+    int64_t ld;
+    const float *max, *sum;
+    const int32_t *count;
+    const struct dgc_params *prm;
+    struct dgc_mat e;
+    float scale;
+    int32_t rows, sparse;
+    struct dgc_plane y;
+};
+
+/* Lists a row's surviving ids in ascending order, as many as the list holds, and counts them all;
+ * part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
+struct dgc_soft_pick_args {
+    const float *logits;
+    int64_t ld;
+    const float *max;
+    const struct dgc_params *prm;
+    int32_t *ids; /* [rows][DGC_SOFT_LIST] */
+    int32_t *part_at, *count;
+    int32_t vocab;
+};
+
+/* part[row][range][cols] = sum of exp(logit / T - max) * embed[id] over that range's survivors. Grid: ranges x rows. */
+struct dgc_soft_gather_args {
+    const float *logits;
+    int64_t ld;
+    const float *max;
+    const struct dgc_params *prm;
+    const int32_t *ids, *part_at, *count;
+    struct dgc_mat e;
+    float *part;
+};
+
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / 2048) x rows. */
+struct dgc_soft_probs_args {
+    const float *logits;
+    int64_t ld, p_ld;
+    const float *max;
+    const int32_t *count;
+    const struct dgc_params *prm;
+    uint16_t *p;
+    int32_t vocab, sparse;
+};
+
+/* part[row][range][cols] = p . embed over a range of ids, on tensor cores. Grid: column tiles of 128 x (row tiles of 64 x ranges). */
+struct dgc_soft_mma_args {
+    const uint16_t *p;
+    int64_t p_ld;
+    const int32_t *count;
+    struct dgc_mat e;
+    float *part;
+    int32_t rows, sparse;
+};
+
+/* y = scale / sum * the ranges' sums in order. */
+struct dgc_soft_sum_args {
+    const float *part, *sum;
+    const int32_t *count;
+    float scale;
+    int32_t cols, sparse, skip_dense;
+    struct dgc_plane y;
+};
+
+/* Flash attention over f16 keys and values, hd a multiple of 64. Grid: (query tiles x kv heads) x splits; a part is at most `split` keys:
+ * partial results part[split][row][head][hd], and each one's maximum and sum in stat[split][row][head][2]. With one split y is written at
+ * once. */
+struct dgc_flash_args {
+    struct dgc_plane q, y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *part, *stat;
+    int32_t n, heads, causal, split, splits;
+    int32_t row0; /* the first row's place in the batch */
+};
+
+struct dgc_flash_join_args {
+    const float *part, *stat;
+    struct dgc_plane y;
+    int32_t n, heads, hd, splits;
+};
+
+/* score[row * heads + head][position - lo] = q . k over the positions a row sees; rows of `stride` scores. Grid: (rows x heads / 4) x
+ * blocks of DGC_SCORE_KEYS positions. */
+struct dgc_scores_args {
+    struct dgc_plane q;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *score;
+    int64_t stride;
+    int32_t n, heads, causal, row0;
+};
+
+/* y = softmax over the highest scores of each row, times values, in position order. topk as in struct dg_batch. One block a (row, head). */
+struct dgc_top_attention_args {
+    struct dgc_plane y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    const float *score;
+    int64_t stride;
+    int32_t n, heads, causal, row0, topk;
+};
+
+/* Kinds of arguments. */
+#define DGC_ARGS(A)                                                                                                                 \
+    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(scores) A(top_attention)                                                                                                      \
+    A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
+    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router)
+
+/* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
+#define DGC_KERNELS(K)                                              \
+    K(set_params, set_params, rows, 32, 0)                          \
+    K(fill, fill, fill, 128, 0)                                     \
+    K(fill_vec, fill_vec, fill, 256, 0)                             \
+    K(embed, embed, rows, 256, 0)                                   \
+    K(norm, norm, rows, 256, 0)                                     \
+    K(norm_pair, norm_pair, rows, 256, 0)                           \
+    K(add, add, rows, 256, 0)                                       \
+    K(qkv_store, qkv_store, attention, 128, 0)                      \
+    K(attention, attention, attention, 128, 0)                      \
+    K(scores, scores, attention, 128, 0)                            \
+    K(top_attention, top_attention, attention, 256, 0)              \
+    K(linear, linear, linear, 256, 0)                               \
+    K(route, route, route, 128, 0)                                  \
+    K(experts_plan, experts_plan, route, 1024, 0)                   \
+    K(experts_up, experts_up, linear, 256, 0)                       \
+    K(experts_down, experts_down, linear, 256, 0)                   \
+    K(experts_sum, experts_sum, linear, 256, 0)                     \
+    K(row_stats, row_stats, head, 1024, 0)                          \
+    K(soft_dense, soft_dense, head, 256, 0)                         \
+    K(soft_pick, soft_pick, head, 1024, 0)                          \
+    K(soft_gather, soft_gather, head, 384, 0)                       \
+    K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
+    K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
+    K(router, router, route, 256, 0)                                \
+    K(soft_sum, soft_sum, head, 256, 0)                             \
+    K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
+    K(linear_mma_q4, linear, linear_mma, 128, 0)                    \
+    K(linear_mma_q8, linear, linear_mma, 128, 0)                    \
+    K(linear_mma_nvfp4, linear, linear_mma, 128, 0)                 \
+    K(linear_mma_any, linear, linear_mma, 128, 0)                   \
+    K(experts_up_mma_bf16, experts_up, experts_mma, 128, 0)         \
+    K(experts_up_mma_q4, experts_up, experts_mma, 128, 0)           \
+    K(experts_up_mma_nvfp4, experts_up, experts_mma, 128, 0)        \
+    K(experts_up_mma_any, experts_up, experts_mma, 128, 0)          \
+    K(experts_down_mma_bf16, experts_down, experts_mma, 128, 0)     \
+    K(experts_down_mma_q4, experts_down, experts_mma, 128, 0)       \
+    K(experts_down_mma_nvfp4, experts_down, experts_mma, 128, 0)    \
+    K(experts_down_mma_any, experts_down, experts_mma, 128, 0)      \
+    K(flash_256, flash, flash, 256, DGC_FLASH_SHARED(256))          \
+    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512))          \
+    K(flash_join, flash_join, flash, 128, 0)
+
+#endif

@@ -1,0 +1,367 @@
+/* The op table: each op checks what the kernels need and launches them. */
+#include "ops/cuda/state.h"
+
+#include <string.h>
+
+struct dgc_mat dg_cuda_mat(const struct dg_mat *m) {
+    return (struct dgc_mat){(const uint8_t *)(uintptr_t)m->dev + dg_format_traits(m->fmt)->mat_extra, dg_format_row_bytes(m->fmt, m->k),
+                            (int32_t)m->fmt, m->n, m->k};
+}
+
+static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1) / tile); }
+
+static void op_embed(struct dg_backend *be, const int32_t *ids, int32_t n, const struct dg_mat *embed, float scale, struct dg_plane *y) {
+    struct dgc_embed_args a = {ids, dg_cuda_mat(embed), scale, dg_cuda_plane(y)};
+    dgc_launch_embed(be, DGC_K_embed, (unsigned)n, 1, 0, &a);
+}
+
+static void op_rms_norm(struct dg_backend *be, const struct dg_plane *x, const struct dg_vec *w, float mul, float eps, struct dg_plane *y) {
+    struct dgc_norm_args a = {.x = dg_cuda_plane(x), .y = dg_cuda_plane(y), .w = dg_cuda_vec(w), .eps = eps, .scale = mul, .cols = x->cols};
+    dgc_launch_norm(be, DGC_K_norm, (unsigned)x->rows, 1, 0, &a);
+}
+
+static void op_norm_add(struct dg_backend *be, const struct dg_plane *x, const struct dg_vec *w, float eps, const struct dg_plane *residual,
+                        float scale, struct dg_plane *y) {
+    struct dgc_norm_args a = {dg_cuda_plane(x), dg_cuda_plane(residual), dg_cuda_plane(y), dg_cuda_vec(w), eps, scale, x->cols};
+    dgc_launch_norm(be, DGC_K_norm, (unsigned)x->rows, 1, 0, &a);
+}
+
+static void op_norm_pair(struct dg_backend *be, const struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b,
+                         const struct dg_vec *wb, float eps, struct dg_plane *y) {
+    struct dgc_norm_pair_args k = {dg_cuda_plane(a), dg_cuda_plane(b), dg_cuda_plane(y), dg_cuda_vec(wa), dg_cuda_vec(wb), eps, a->cols};
+    dgc_launch_norm_pair(be, DGC_K_norm_pair, (unsigned)a->rows, 1, 0, &k);
+}
+
+static void op_add(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y) {
+    struct dgc_add_args k = {dg_cuda_plane(a), dg_cuda_plane(b), dg_cuda_plane(y), a->cols};
+    dgc_launch_add(be, DGC_K_add, tiles(a->cols, 256), (unsigned)a->rows, 0, &k);
+}
+
+/* Tensor cores multiply bf16; f32 planes mean f32 arithmetic. */
+static bool on_tensor_cores(const struct dg_cuda *cu, const struct dgc_plane *x) {
+    return cu->kernels != DG_CUDA_SIMPLE && x->dtype == DGC_BF16;
+}
+
+/* Rows of a bf16 plane begin at multiples of 16 bytes. */
+static bool whole_vectors(const struct dgc_plane *p) { return (((uintptr_t)p->p | (uintptr_t)(p->ld * 2)) & 15) == 0; }
+
+/* Where the kernels for a device are chosen: the table's entry for a format, or the one that takes any. */
+static enum dg_cuda_kernel linear_kernel(int32_t fmt) {
+    static const enum dg_cuda_kernel by_format[DG_FMT_COUNT] = {
+        [DG_FMT_BF16] = DGC_K_linear_mma_bf16,        [DG_FMT_F16] = DGC_K_linear_mma_any,      [DG_FMT_F32] = DGC_K_linear_mma_any,
+        [DG_FMT_Q4_BLOCK] = DGC_K_linear_mma_q4,      [DG_FMT_Q6_BLOCK] = DGC_K_linear_mma_any, [DG_FMT_Q8_ROW] = DGC_K_linear_mma_q8,
+        [DG_FMT_NVFP4_BLOCK] = DGC_K_linear_mma_nvfp4};
+    return by_format[fmt];
+}
+
+static void experts_kernels(int32_t fmt, enum dg_cuda_kernel *up, enum dg_cuda_kernel *down) {
+    *up = fmt == DGC_FMT_BF16 ? DGC_K_experts_up_mma_bf16 : fmt == DGC_FMT_Q4 ? DGC_K_experts_up_mma_q4
+          : fmt == DGC_FMT_NVFP4 ? DGC_K_experts_up_mma_nvfp4 : DGC_K_experts_up_mma_any;
+    *down = fmt == DGC_FMT_BF16 ? DGC_K_experts_down_mma_bf16 : fmt == DGC_FMT_Q4 ? DGC_K_experts_down_mma_q4
+            : fmt == DGC_FMT_NVFP4 ? DGC_K_experts_down_mma_nvfp4 : DGC_K_experts_down_mma_any;
+}
+
+/* One launch over matrices of one format; a->w and a->n_w are set. */
+static void launch_linear(struct dg_backend *be, struct dgc_linear_args *a) {
+    bool glu = a->epi == DGC_EPI_GLU, mma = on_tensor_cores(dg_cuda_of(be), &a->x);
+    int32_t rows = mma ? DGC_MMA_ROWS : DGC_TILE, cols = mma ? DGC_MMA_COLS : DGC_TILE;
+    for (int i = 0; i < a->n_w; i++)
+        a->tiles[i + 1] = a->tiles[i] + (int32_t)tiles(a->w[i].n, cols);
+    unsigned out = glu ? tiles(a->w[0].n, cols / 2) : (unsigned)a->tiles[a->n_w];
+    if (mma)
+        dgc_launch_linear(be, linear_kernel(a->w[0].fmt), tiles(a->rows, rows), out, 0, a);
+    else
+        dgc_launch_linear(be, DGC_K_linear, out, tiles(a->rows, rows), 0, a);
+}
+
+/* Stacked matrices of different formats go one launch a run of the same one. */
+static void op_linear(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *const *w, int n_w, enum dg_epilogue epi,
+                      struct dg_plane *y) {
+    struct dg_plane to = *y;
+    bool glu = epi == DG_EPI_GLU;
+    if (glu && (n_w != 2 || w[0]->fmt != w[1]->fmt)) {
+        dg_backend_fail(be, DG_E_UNSUPPORTED, "gate and up projections in different formats are not supported by the CUDA kernels");
+        return;
+    }
+    for (int i = 0, n; i < n_w; i += n) {
+        struct dgc_linear_args a = {.x = dg_cuda_plane(x), .y = dg_cuda_plane(&to), .rows = x->rows, .epi = (int32_t)epi};
+        int64_t cols = 0;
+        for (n = 0; i + n < n_w && n < DGC_STACKED && w[i + n]->fmt == w[i]->fmt; n++) {
+            a.w[n] = dg_cuda_mat(w[i + n]);
+            cols += w[i + n]->n;
+        }
+        a.n_w = n;
+        launch_linear(be, &a);
+        to.data = (char *)to.data + (size_t)cols * dg_dtype_bytes(to.dtype);
+    }
+}
+
+static struct dgc_kv kv_of(const struct dg_kv_layer *kv) {
+    return (struct dgc_kv){kv->k, kv->v, kv->slots, (int32_t)kv->dtype, kv->kv_heads, kv->hd, kv->ring, kv->window};
+}
+
+static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t heads, bool has_v, const struct dg_vec *q_norm,
+                         const struct dg_vec *k_norm, float eps, const float *cos, const float *sin, const struct dg_batch *batch,
+                         const struct dg_kv_layer *kv) {
+    struct dgc_qkv_store_args a = {.qkv = dg_cuda_plane(qkv),
+                                   .q_norm = dg_cuda_vec(q_norm),
+                                   .k_norm = dg_cuda_vec(k_norm),
+                                   .cos = cos,
+                                   .sin = sin,
+                                   .kv = kv_of(kv),
+                                   .prm = dg_cuda_of(be)->dev_params,
+                                   .n = batch->n,
+                                   .heads = heads,
+                                   .has_v = has_v,
+                                   .eps = eps};
+    dg_cuda_want_batch(be, batch);
+    dgc_launch_qkv_store(be, DGC_K_qkv_store, tiles((int64_t)batch->n * (heads + 2 * kv->kv_heads), 4), 1, 0, &a);
+}
+
+/* Rows of a flash attention launch, fewer where the parts of so many would not fit the scratch. */
+#define FLASH_CHUNK 256
+#define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
+
+static int32_t flash_split(const struct dg_kv_layer *kv) { return kv->window ? DGC_SPLIT_SLIDING : DGC_SPLIT_FULL; }
+
+static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv) {
+    int64_t lo, hi, last_hi;
+    dg_batch_visible(b, kv, 0, &lo, &hi);
+    dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
+    return (int32_t)((last_hi - 1) / flash_split(kv) - lo / flash_split(kv) + 1);
+}
+
+static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
+                  struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    int32_t splits = flash_splits(batch, kv), group = heads / kv->kv_heads;
+    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
+    int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
+    if (chunk < 1) {
+        dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
+        return;
+    }
+    for (int32_t row = 0; row < batch->n; row += chunk) {
+        int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
+        struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
+                                   n, heads, batch->causal, flash_split(kv), splits, row};
+        a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
+        a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
+        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512, tiles((int64_t)n * group, DGC_FLASH_ROWS(kv->hd)) * (unsigned)kv->kv_heads,
+                         (unsigned)splits, DGC_FLASH_SHARED((unsigned)kv->hd), &a);
+        if (splits > 1) {
+            struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
+            dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * heads), 1, 0, &j);
+        }
+    }
+}
+
+/* Full layers that attend to the highest scores alone: all scores of as many rows as the scratch holds, then the choice and the sums. */
+static void top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                          const struct dg_kv_layer *kv, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    int64_t keys = batch->pos0 + batch->n, chunk = (int64_t)(cu->s.score_floats / (size_t)heads) / keys;
+    if (batch->topk > DGC_TOP_MAX || chunk < 1) {
+        dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");
+        return;
+    }
+    for (int32_t row = 0, n; row < batch->n; row += n) {
+        n = batch->n - row < chunk ? batch->n - row : (int32_t)chunk;
+        struct dgc_scores_args s = {dg_cuda_plane(q), kv_of(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
+        s.q.p = (char *)s.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
+        dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
+        struct dgc_top_attention_args t = {dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.score, keys,
+                                           n, heads, batch->causal, row, batch->topk};
+        t.y.p = (char *)t.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
+        dgc_launch_top_attention(be, DGC_K_top_attention, (unsigned)(n * heads), 1, 0, &t);
+    }
+}
+
+static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                         const struct dg_kv_layer *kv, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, batch->n, heads, batch->causal};
+    dg_cuda_want_batch(be, batch);
+    if (!kv->window && batch->topk != 0)
+        top_attention(be, q, heads, batch, kv, y);
+    else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
+        flash(be, q, heads, batch, kv, y);
+    else
+        dgc_launch_attention(be, DGC_K_attention, tiles((int64_t)batch->n * heads, 4), 1, 0, &a);
+}
+
+static void op_router(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
+                      struct dg_routing *out) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
+    if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
+        ((uintptr_t)r.w.p & 15) == 0) {
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, 8), 1, 0, &r);
+        return;
+    }
+    struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
+    op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
+    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k};
+    dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
+}
+
+static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                       const struct dg_stack *down, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
+    int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
+    struct dgc_plane xp = dg_cuda_plane(x);
+    bool mma = on_tensor_cores(cu, &xp);
+    int32_t tile = mma ? DGC_MMA_TILE : DGC_TILE;
+    int64_t most = gate_up->e + pairs / tile;
+    unsigned row_tiles = (unsigned)(most < pairs ? most : pairs);
+    enum dg_cuda_kernel k_up = DGC_K_experts_up, k_down = DGC_K_experts_down, unused;
+    if (mma) {
+        experts_kernels((int32_t)gate_up->fmt, &k_up, &unused);
+        experts_kernels((int32_t)down->fmt, &unused, &k_down);
+    }
+    struct dgc_plane h = {cu->s.h, moe, (int32_t)cu->ops.act}, pair_y = {cu->s.pair_y, down->n, DGC_F32};
+    struct dgc_experts_plan_args plan = {routing->expert, cu->s.plan, pairs, gate_up->e, tile, warps > 32 ? 32 : warps};
+    dgc_launch_experts_plan(be, DGC_K_experts_plan, 1, 1, 0, &plan);
+    struct dgc_experts_up_args up = {xp, h, dg_cuda_mat(&up0), dg_format_mat_bytes(gate_up->fmt, gate_up->n, gate_up->k),
+                                     cu->s.plan, routing->k};
+    dgc_launch_experts_up(be, k_up, tiles(moe, mma ? DGC_MMA_COLS / 2 : DGC_TILE / 2), row_tiles, 0, &up);
+    struct dgc_experts_down_args dn = {h, pair_y, dg_cuda_mat(&down0), dg_format_mat_bytes(down->fmt, down->n, down->k), cu->s.plan};
+    dgc_launch_experts_down(be, k_down, tiles(down->n, mma ? DGC_MMA_COLS : DGC_TILE), row_tiles, 0, &dn);
+    struct dgc_experts_sum_args sum = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, down->n};
+    dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(down->n, 256), (unsigned)x->rows, 0, &sum);
+}
+
+static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
+    struct dgc_row_stats_args a = {logits->data, logits->ld, logits->cols, dg_cuda_of(be)->dev_params, s->entropy, s->max, s->sum, s->p_max,
+                                   s->argmax};
+    dg_cuda_want_inv_t(be, inv_t);
+    dgc_launch_row_stats(be, DGC_K_row_stats, (unsigned)logits->rows, 1, 0, &a);
+}
+
+static void op_head(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *embed, float cap, float inv_t,
+                    struct dg_plane *logits, struct dg_row_stats *stats) {
+    struct dgc_linear_args a = {.x = dg_cuda_plane(x), .y = dg_cuda_plane(logits), .n_w = 1, .rows = x->rows, .epi = DGC_EPI_CAP, .cap = cap};
+    a.w[0] = dg_cuda_mat(embed);
+    launch_linear(be, &a);
+    op_row_stats(be, logits, inv_t, stats);
+}
+
+/* Sparse: a row's survivors are listed and gathered one by one; a row with too many of them is computed densely, as all rows of the exact
+ * form are. Which of the two a row takes depends on that row alone. Nothing waits for the host, so both are always launched. */
+static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *st, float inv_t,
+                          const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    const float *z = logits->data;
+    struct dgc_mat e = dg_cuda_mat(embed);
+    struct dgc_plane to = dg_cuda_plane(y);
+    unsigned rows = (unsigned)logits->rows;
+    const int32_t *count = cu->s.soft_count;
+    bool mma = on_tensor_cores(cu, &to);
+    int64_t p_ld = (embed->n + DGC_SOFT_K - 1) / DGC_SOFT_K * DGC_SOFT_K;
+    dg_cuda_want_inv_t_soft(be, inv_t);
+    if (sparse) {
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, cu->s.soft_count, embed->n};
+        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, 0, &pick);
+        struct dgc_soft_gather_args g = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, count, e, cu->s.soft_part};
+        dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
+    }
+    if (mma) {
+        struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
+        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, 2048), rows, 0, &p);
+        struct dgc_soft_mma_args a = {cu->s.soft_p, p_ld, count, e, cu->s.soft_part, logits->rows, sparse};
+        dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
+    } else {
+        struct dgc_soft_dense_args a = {z, logits->ld, st->max, st->sum, count, cu->dev_params, e, scale, logits->rows, sparse, to};
+        dgc_launch_soft_dense(be, DGC_K_soft_dense, tiles(embed->k, 64), tiles(rows, 64), 0, &a);
+    }
+    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, to};
+    dgc_launch_soft_sum(be, DGC_K_soft_sum, tiles(embed->k, 256), rows, 0, &s);
+}
+
+void dg_cuda_fill_ops(struct dg_ops *o) {
+    o->alloc = dg_cuda_alloc;
+    o->free = dg_cuda_free;
+    o->write = dg_cuda_write;
+    o->read = dg_cuda_read;
+    o->embed = op_embed;
+    o->rms_norm = op_rms_norm;
+    o->norm_add = op_norm_add;
+    o->norm_pair = op_norm_pair;
+    o->add = op_add;
+    o->linear = op_linear;
+    o->qkv_store = op_qkv_store;
+    o->attention = op_attention;
+    o->router = op_router;
+    o->experts = op_experts;
+    o->head = op_head;
+    o->row_stats = op_row_stats;
+    o->soft_embed = op_soft_embed;
+}
+
+void dg_cuda_scratch_free(struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
+                   cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
+                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        dg_cuda_free(be, all[i]);
+    memset(&cu->s, 0, sizeof cu->s);
+}
+
+#define SCORES_MAX ((size_t)16 << 20) /* scores kept at a time for top-k attention, unless one row has more */
+
+static int32_t widest_head(const struct dg_config *c) {
+    int32_t hd = c->layers ? 0 : DG_CUDA_HD_MAX;
+    for (int32_t l = 0; l < c->layers; l++)
+        hd = c->layer[l].hd > hd ? c->layer[l].hd : hd;
+    return hd;
+}
+
+enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dg_reserve c = cu->cap;
+#define GROW(f) c.f = want->f > c.f ? want->f : c.f
+    GROW(rows);
+    GROW(ctx);
+    GROW(k_max);
+    GROW(topk);
+    GROW(experts);
+    GROW(moe);
+    GROW(hidden);
+#undef GROW
+    dg_cuda_scratch_free(be);
+    memset(&cu->cap, 0, sizeof cu->cap);
+    const struct dg_config *cfg = &cu->model.cfg;
+    size_t rows = (size_t)c.rows, pairs = rows * (size_t)c.topk, canvas = (size_t)cfg->canvas, row_tiles = (size_t)c.experts + pairs / DGC_MMA_TILE + 1;
+    const char *what = "scratch";
+    cu->s.plan.bucket = dg_cuda_alloc_raw(be, ((size_t)c.experts + 1) * sizeof(int32_t), what);
+    cu->s.plan.pair = dg_cuda_alloc_raw(be, pairs * sizeof(int32_t), what);
+    cu->s.plan.tile_expert = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
+    cu->s.plan.tile_first = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
+    cu->s.plan.n_tiles = dg_cuda_alloc_raw(be, sizeof(int32_t), what);
+    cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
+    cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
+    cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
+    cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
+    cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
+    if (cu->ops.act == DG_BF16)
+        cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
+    cu->s.soft_at = dg_cuda_alloc_raw(be, canvas * (DGC_SOFT_PARTS + 1) * sizeof(int32_t), what);
+    cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
+    if (cu->ops.act == DG_BF16) {
+        size_t splits = (size_t)c.ctx / DGC_SPLIT_FULL + 2, flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
+        cu->s.flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
+        cu->s.flash_part = dg_cuda_alloc_raw(be, cu->s.flash_units * (size_t)widest_head(cfg) * sizeof(float), what);
+        cu->s.flash_stat = dg_cuda_alloc_raw(be, cu->s.flash_units * 2 * sizeof(float), what);
+    }
+    size_t row_scores = (size_t)cfg->heads * (size_t)c.ctx, scores = rows * row_scores;
+    cu->s.score_floats = scores < SCORES_MAX ? scores : row_scores > SCORES_MAX ? row_scores : SCORES_MAX;
+    cu->s.score = dg_cuda_alloc_raw(be, cu->s.score_floats * sizeof(float), what);
+    enum dg_status st = dg_backend_status(be, err);
+    if (st != DG_OK)
+        dg_cuda_scratch_free(be);
+    else
+        cu->cap = c;
+    return st;
+}

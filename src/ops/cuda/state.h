@@ -1,0 +1,134 @@
+/* The CUDA backend's state and what its files share. */
+#ifndef DG_OPS_CUDA_STATE_H
+#define DG_OPS_CUDA_STATE_H
+
+#include "ops/cuda/cuda.h"
+#include "ops/cuda/driver.h"
+#include "ops/cuda/kernels.h"
+
+#define DG_CUDA_MODULES_MAX 32
+#define DG_CUDA_MARKS 64
+#define DG_CUDA_STAGE_BYTES ((size_t)16 << 20) /* one pinned staging buffer */
+#define DG_CUDA_STAGES 2
+#define DG_CUDA_HD_MAX 512
+
+enum dg_cuda_kernel {
+#define K(name, kind, file, threads, shared) DGC_K_##name,
+    DGC_KERNELS(K)
+#undef K
+        DGC_K_COUNT
+};
+enum dg_cuda_kind {
+#define A(kind) DGC_A_##kind,
+    DGC_ARGS(A)
+#undef A
+};
+
+struct dg_cuda_alloc {
+    dg_cu_ptr p;
+    size_t bytes;
+};
+
+struct dg_cuda {
+    struct dg_cuda_driver d;
+    uint64_t id; /* which backend a thread made current last */
+    dg_cu_device device;
+    dg_cu_context ctx;
+    dg_cu_stream stream;
+    dg_cu_module module[DG_CUDA_MODULES_MAX];
+    int n_modules;
+    dg_cu_function fn[DGC_K_COUNT]; /* NULL: not in this build for this device */
+    int major, minor, n_sm;
+    dg_cu_result last; /* of the last image loaded */
+    enum dg_cuda_kernels kernels;
+    char name[128], about[384];
+
+    struct dg_ops ops;
+    struct dg_model model;   /* the caller's, with device addresses */
+    struct dg_layer *layer;
+    void *weights;
+    size_t weights_bytes;
+
+    struct dg_cuda_alloc *alloc;
+    size_t n_alloc, cap_alloc, used, budget;
+
+    struct {
+        void *host; /* pinned */
+        dg_cu_event free;
+    } stage[DG_CUDA_STAGES];
+    unsigned next_stage;
+
+    struct dgc_params params; /* what the device holds once the stream gets there */
+    struct dgc_params *dev_params;
+    bool params_known, capturing;
+    dg_cu_event mark[DG_CUDA_MARKS];
+
+    struct dg_reserve cap;
+    struct {
+        struct dgc_plan plan;
+        void *h;          /* [pairs][moe] of the activation type */
+        float *pair_y;    /* [pairs][hidden] */
+        float *logits;    /* [rows][experts] */
+        int32_t *soft_ids, *soft_at, *soft_count;
+        uint16_t *soft_p; /* f16 probabilities of densely computed rows */
+        float *soft_part;
+        float *flash_part, *flash_stat; /* partial results of attention rows */
+        size_t flash_units;             /* (part, row, head) there is room for */
+        float *score;
+        size_t score_floats;
+    } s;
+};
+
+static inline struct dg_cuda *dg_cuda_of(const struct dg_backend *be) { return be->impl; }
+
+/* Makes the device current in this thread. False (nothing to do) after a failure. */
+bool dg_cuda_enter(struct dg_backend *be);
+/* Records a driver failure of `what`; true when r is success. */
+bool dg_cuda_ok(struct dg_backend *be, dg_cu_result r, const char *what);
+/* Launches kernel k, which must take arguments of that kind, on a grid of gx x gy blocks with `shared` bytes of dynamic memory each. */
+void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_kind kind, unsigned gx, unsigned gy, unsigned shared,
+                    const void *args);
+
+/* dgc_launch_KIND(be, kernel, grid x, grid y, dynamic shared bytes, &arguments) */
+#define A(kind)                                                                                                                        \
+    static inline void dgc_launch_##kind(struct dg_backend *be, enum dg_cuda_kernel k, unsigned gx, unsigned gy, unsigned shared,      \
+                                         const struct dgc_##kind##_args *a) {                                                          \
+        dg_cuda_launch(be, k, DGC_A_##kind, gx, gy, shared, a);                                                                        \
+    }
+DGC_ARGS(A)
+#undef A
+
+/* module.c */
+enum dg_status dg_cuda_load_kernels(struct dg_cuda *cu, struct dg_error *err) DG_MUST_CHECK;
+
+/* memory.c */
+void *dg_cuda_alloc(struct dg_backend *be, size_t bytes);
+void *dg_cuda_alloc_raw(struct dg_backend *be, size_t bytes, const char *what); /* not zeroed */
+void dg_cuda_free(struct dg_backend *be, void *p);
+void dg_cuda_write(struct dg_backend *be, void *dst, const void *src, size_t bytes);
+void dg_cuda_read(struct dg_backend *be, void *dst, const void *src, size_t bytes);
+enum dg_status dg_cuda_stages_open(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
+void dg_cuda_stages_close(struct dg_backend *be);
+
+/* weights.c */
+enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err)
+    DG_MUST_CHECK;
+enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_random *shape, struct dg_error *err) DG_MUST_CHECK;
+
+/* ops_*.c */
+void dg_cuda_fill_ops(struct dg_ops *ops);
+enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) DG_MUST_CHECK;
+void dg_cuda_scratch_free(struct dg_backend *be);
+
+/* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
+void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
+void dg_cuda_want_inv_t(struct dg_backend *be, float head);
+void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft);
+
+static inline struct dgc_plane dg_cuda_plane(const struct dg_plane *p) {
+    return (struct dgc_plane){p->data, p->ld, (int32_t)p->dtype};
+}
+struct dgc_mat dg_cuda_mat(const struct dg_mat *m);
+static inline const float *dg_cuda_vec(const struct dg_vec *v) { return v ? (const float *)(uintptr_t)v->dev : NULL; }
+
+#endif

@@ -1,0 +1,258 @@
+/* The CUDA backend's host code against the stub driver: errors in words, nothing left open, and a turn's worth of work through emulated
+ * kernels. Prints TAP lines. Run with LD_LIBRARY_PATH at the stub; `host no-driver` is run without it. */
+#include "core/mem.h"
+#include "ops/cuda/cuda.h"
+#include "session/session.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int failed;
+static int (*stub_open)(void), (*stub_faults)(void);
+static long (*stub_launches)(void);
+static struct dg_model *mini;
+
+static void ok(bool good, const char *name, const char *why) {
+    if (good) {
+        printf("ok - %s\n", name);
+    } else {
+        printf("not ok - %s: %s\n", name, why);
+        failed++;
+    }
+}
+
+static void find_stub(void) {
+    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
+    void *f[3] = {lib ? dlsym(lib, "dg_stub_open") : NULL, lib ? dlsym(lib, "dg_stub_faults") : NULL, lib ? dlsym(lib, "dg_stub_launches") : NULL};
+    if (!f[0] || !f[1] || !f[2]) {
+        puts("not ok - stub driver: libcuda.so.1 is not the tests' one");
+        exit(1);
+    }
+    memcpy(&stub_open, &f[0], sizeof f[0]);
+    memcpy(&stub_faults, &f[1], sizeof f[1]);
+    memcpy(&stub_launches, &f[2], sizeof f[2]);
+}
+
+/* Opening must fail with this code and these words, and leave nothing open. */
+static void must_refuse(const char *name, const struct dg_cuda_opts *opts, enum dg_status code, const char *words) {
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    enum dg_status st = dg_cuda_create(&be, mini, opts, &err);
+    char why[900];
+    snprintf(why, sizeof why, "status %s, \"%s\", %d open", dg_status_name(st), dg_error_text(&err), stub_open ? stub_open() : 0);
+    ok(st == code && !be && strstr(dg_error_text(&err), words) && (!stub_open || stub_open() == 0), name, why);
+    dg_backend_destroy(be);
+    dg_error_clear(&err);
+}
+
+static void refusals(void) {
+    struct dg_cuda_opts none = {0};
+    setenv("DG_STUB_VERSION", "11080", 1);
+    must_refuse("an old driver", &none, DG_E_BACKEND, "too old: it supports CUDA 11.8, 12.0 is needed");
+    unsetenv("DG_STUB_VERSION");
+    setenv("DG_STUB_DEVICES", "0", 1);
+    must_refuse("a driver without a device", &none, DG_E_BACKEND, "sees no device");
+    unsetenv("DG_STUB_DEVICES");
+    must_refuse("a device that is not there", &(struct dg_cuda_opts){.device = 3}, DG_E_BACKEND, "no CUDA device 3: this machine has 1");
+    setenv("DG_STUB_CC", "75", 1);
+    must_refuse("a device too old", &none, DG_E_BACKEND, "compute capability 7.5; 8.0 is the least");
+    unsetenv("DG_STUB_CC");
+    setenv("DG_STUB_MEMORY", "1000000", 1);
+    must_refuse("a device too small", &none, DG_E_NOMEM, "not enough GPU memory for the weights");
+    unsetenv("DG_STUB_MEMORY");
+    must_refuse("a budget too small", &(struct dg_cuda_opts){.gpu_memory = 1 << 20}, DG_E_NOMEM, "of the 1 MiB allowed");
+}
+
+/* Any driver call that fails while the backend opens ends in its words and leaves nothing behind. */
+static void planned_failures(void) {
+    static const char *const calls[] = {"cuInit:1", "cuDeviceGetCount:1", "cuDeviceGet:1", "cuDevicePrimaryCtxRetain:1", "cuCtxSetCurrent:1",
+                                        "cuStreamCreate:1", "cuModuleLoadData:1", "cuModuleLoadData:3", "cuModuleGetFunction:1",
+                                        "cuModuleGetFunction:9", "cuMemHostAlloc:1", "cuMemHostAlloc:2", "cuEventCreate:1", "cuMemAlloc_v2:1",
+                                        "cuMemAlloc_v2:2", "cuMemsetD8Async:1", "cuMemcpyHtoDAsync_v2:1", "cuMemcpyHtoDAsync_v2:40",
+                                        "cuEventRecord:5", "cuEventSynchronize:3", "cuFuncSetAttribute:1"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        char plan[80], name[120];
+        snprintf(plan, sizeof plan, "%s:700", calls[i]);
+        snprintf(name, sizeof name, "%s fails", calls[i]);
+        setenv("DG_STUB_FAIL", plan, 1);
+        must_refuse(name, &(struct dg_cuda_opts){0}, DG_E_BACKEND, "CUDA_ERROR_ILLEGAL_ADDRESS (700): an illegal memory access");
+    }
+    unsetenv("DG_STUB_FAIL");
+}
+
+/* The N-th allocation on the host fails, for every N until opening succeeds. */
+static void host_memory(void) {
+    int n = 0, bad = 0;
+    for (bool done = false; !done && n < 200;) {
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        dg_mem_fail_at((uint64_t)++n);
+        enum dg_status st = dg_cuda_create(&be, mini, &(struct dg_cuda_opts){0}, &err);
+        dg_mem_fail_at(0);
+        done = st == DG_OK;
+        bad += st != DG_OK && st != DG_E_NOMEM;
+        dg_backend_destroy(be);
+        bad += stub_open() != 0;
+        dg_error_clear(&err);
+    }
+    char why[80];
+    snprintf(why, sizeof why, "%d of %d attempts went wrong", bad, n);
+    ok(bad == 0 && n > 3 && n < 200, "host memory runs out while the backend opens", why);
+}
+
+/* Prefill and one denoise step of the mini model. */
+static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argmax, int32_t n, struct dg_error *err) {
+    struct dg_session *s = NULL;
+    struct dg_session_opts o = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true};
+    int32_t ids[40], canvas[64];
+    for (int i = 0; i < 40; i++)
+        ids[i] = 5 + 91 * i % 4000;
+    for (int i = 0; i < 64; i++)
+        canvas[i] = 7 + 53 * i % 4000;
+    enum dg_status st = dg_session_create(&s, be, &o, err);
+    if (st == DG_OK)
+        st = dg_session_extend(s, ids, 40, NULL, NULL, err);
+    if (st == DG_OK)
+        st = dg_session_step(s, canvas, n, DG_SC_SEED, 1.25f, err);
+    if (st == DG_OK)
+        st = dg_session_step(s, canvas, n, DG_SC_SOFT, 1.3f, err);
+    for (int i = 0; st == DG_OK && i < n; i++) {
+        entropy[i] = s->entropy[i];
+        argmax[i] = s->argmax[i];
+    }
+    dg_session_destroy(s);
+    return st;
+}
+
+static void same_as_cpu(bool exact) {
+    float want[64], got[64], worst = 0;
+    int32_t want_id[64], got_id[64];
+    int n = 16, differ = 0;
+    struct dg_error err = {0};
+    struct dg_backend *ref = NULL, *be = NULL;
+    enum dg_status st = dg_backend_open(&ref, "ref", mini, NULL, &err);
+    if (st == DG_OK)
+        st = dg_backend_open(&be, "cuda", mini, &(struct dg_backend_opts){.exact = exact}, &err);
+    if (st == DG_OK)
+        st = work(ref, want, want_id, n, &err);
+    if (st == DG_OK)
+        st = work(be, got, got_id, n, &err);
+    for (int i = 0; st == DG_OK && i < n; i++) {
+        worst = fmaxf(worst, fabsf(want[i] - got[i]));
+        differ += want_id[i] != got_id[i];
+    }
+    char why[900];
+    snprintf(why, sizeof why, "%s; entropy differs by %g, %d argmaxes", dg_error_text(&err), (double)worst, differ);
+    ok(st == DG_OK && worst < (exact ? 2e-4f : 0.15f) && differ <= (exact ? 0 : 1), exact ? "two steps with f32 planes" : "two steps with bf16 planes",
+       why);
+    dg_backend_destroy(ref);
+    dg_backend_destroy(be);
+    dg_error_clear(&err);
+}
+
+/* A kernel that fails in the middle of a turn is that turn's error; the backend can be closed and nothing is left. */
+static void failing_turn(void) {
+    static const char *const calls[] = {"cuLaunchKernel:30:700", "cuMemAlloc_v2:20:2", "cuMemcpyDtoHAsync_v2:2:700", "cuStreamSynchronize:1:700"};
+    for (size_t i = 0; i < 4; i++) {
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        float entropy[64];
+        int32_t argmax[64];
+        enum dg_status st = dg_backend_open(&be, "cuda", mini, &(struct dg_backend_opts){.exact = true}, &err);
+        setenv("DG_STUB_FAIL", calls[i], 1);
+        setenv("DG_STUB_NO_RUN", "1", 1);
+        if (st == DG_OK)
+            st = work(be, entropy, argmax, 8, &err);
+        unsetenv("DG_STUB_FAIL");
+        unsetenv("DG_STUB_NO_RUN");
+        dg_backend_destroy(be);
+        char why[900], name[100];
+        snprintf(why, sizeof why, "%s, \"%s\", %d open", dg_status_name(st), dg_error_text(&err), stub_open());
+        snprintf(name, sizeof name, "%s in a turn", calls[i]);
+        ok(st == (i == 1 ? DG_E_NOMEM : DG_E_BACKEND) && strstr(dg_error_text(&err), i == 1 ? "MiB more are needed" : "ILLEGAL_ADDRESS") &&
+               stub_open() == 0,
+           name, why);
+        dg_error_clear(&err);
+    }
+}
+
+static void names(void) {
+    struct dg_error err = {0}, note = {0};
+    struct dg_backend *be = NULL;
+    enum dg_status st = dg_backend_open(&be, "gpu", mini, NULL, &err);
+    ok(st == DG_E_ARG && !be, "an unknown backend's name", dg_error_text(&err));
+    dg_error_clear(&err);
+    setenv("DG_STUB_DEVICES", "0", 1);
+    st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.threads = 1, .note = &note}, &err);
+    unsetenv("DG_STUB_DEVICES");
+    ok(st == DG_OK && strcmp(be->ops->name, "ref") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
+       dg_error_text(&note));
+    dg_backend_destroy(be);
+    dg_error_clear(&note);
+    st = dg_backend_open(&be, "auto", mini, NULL, &err);
+    ok(st == DG_OK && strcmp(be->ops->name, "cuda") == 0, "auto takes the device", dg_error_text(&err));
+    dg_backend_destroy(be);
+}
+
+static void drawn_and_graph(void) {
+    struct dg_config *c = dg_calloc(1, sizeof *c);
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    struct dg_cuda_graph *g = NULL;
+    if (!c)
+        abort();
+    *c = mini->cfg;
+    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_Q8_ROW, false, 0, 7};
+    float entropy[64];
+    int32_t argmax[64];
+    enum dg_status st = dg_cuda_create_random(&be, &shape, &(struct dg_cuda_opts){.exact_f32 = true}, &err);
+    if (st == DG_OK)
+        st = work(be, entropy, argmax, 4, &err);
+    ok(st == DG_OK && isfinite(entropy[3]), "a step with drawn weights", dg_error_text(&err));
+    if (st == DG_OK)
+        st = dg_cuda_graph_begin(be, &err);
+    struct dg_plane p = {NULL, DG_F32, 1, 1, 1};
+    if (st == DG_OK) {
+        be->ops->add(be, &p, &p, &p);
+        st = dg_cuda_graph_end(be, &g, &err);
+    }
+    ok(st == DG_OK && g, "a graph", dg_error_text(&err));
+    dg_cuda_graph_destroy(be, g);
+    setenv("DG_STUB_FAIL", "cuGraphInstantiateWithFlags:1:2", 1);
+    if (dg_cuda_graph_begin(be, &err) == DG_OK)
+        st = dg_cuda_graph_end(be, &g, &err);
+    unsetenv("DG_STUB_FAIL");
+    ok(st == DG_E_BACKEND && !g, "a graph that cannot be made", dg_error_text(&err));
+    dg_error_clear(&err);
+    dg_backend_destroy(be);
+    dg_free(c);
+}
+
+int main(int argc, char **argv) {
+    struct dg_error err = {0};
+    if (argc > 1 && strcmp(argv[1], "no-driver") == 0) {
+        must_refuse("no driver", &(struct dg_cuda_opts){0}, DG_E_BACKEND, "no CUDA driver on this machine");
+        return failed != 0;
+    }
+    if (argc != 2 || dg_model_open(&mini, argv[1], &err) != DG_OK) {
+        printf("not ok - model: %s\n", argc == 2 ? dg_error_text(&err) : "usage: host MODEL");
+        return 1;
+    }
+    find_stub();
+    refusals();
+    planned_failures();
+    host_memory();
+    names();
+    same_as_cpu(true);
+    same_as_cpu(false);
+    failing_turn();
+    drawn_and_graph();
+    char why[80];
+    snprintf(why, sizeof why, "%d open, %d faults, %ld launches", stub_open(), stub_faults(), stub_launches());
+    ok(stub_open() == 0 && stub_faults() == 0 && stub_launches() > 500, "nothing left open, no misuse of the driver", why);
+    dg_model_close(mini);
+    return failed != 0;
+}

@@ -1,0 +1,695 @@
+#include "support/op_cases.h"
+
+#include "core/half.h"
+#include "support/op_planes.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define VOCAB 9000
+#define HIDDEN 416
+#define CANVAS 200
+#define HEAD_DIM 512
+#define KV_SLOTS 1024 /* of a ring */
+#define KV_FULL 4608  /* of a whole cache: more than one part of a row */
+
+static const struct dg_model model = {.cfg = {.vocab = VOCAB,
+                                              .hidden = HIDDEN,
+                                              .canvas = CANVAS,
+                                              .heads = 16,
+                                              .experts = 300,
+                                              .topk = 8,
+                                              .moe = 160,
+                                              .window = 64,
+                                              .eps = 1e-6f,
+                                              .softcap = 30}};
+
+const struct dg_model *op_cases_model(void) { return &model; }
+
+static double gelu(double x) { return 0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+
+/* Rounding of a stored activation. */
+static double act_round(const struct op_run *r) { return r->c->be->ops->act == DG_F32 ? 0x1p-24 : 0x1p-8; }
+
+/* A dot product and the bound of its error: the products' sum in f32, and the weights' rounding. */
+static double dot(const struct op_run *r, const double *x, const double *w, int k, double *bound) {
+    double s = 0, mag = 0;
+    for (int i = 0; i < k; i++) {
+        s += x[i] * w[i];
+        mag += fabs(x[i] * w[i]);
+    }
+    *bound = mag * (sum_bound(k) + r->weight_round) + 1e-37;
+    return s;
+}
+
+/* The formats whose codes are bf16 already lose nothing on the way to tensor cores. */
+static void weights_are(struct op_run *r, enum dg_format fmt) {
+    r->weight_round = fmt == DG_FMT_BF16 || fmt == DG_FMT_Q8_ROW || fmt == DG_FMT_NVFP4_BLOCK ? 0 : r->c->weight_round;
+}
+
+static double glu(const struct op_run *r, const double *x, const double *gate, const double *up, int k, double *bound) {
+    double bg, bu, g = dot(r, x, gate, k, &bg), u = dot(r, x, up, k, &bu), h = gelu(g);
+    /* |gelu'| < 1.13; 1 + tanh loses what it cancels */
+    *bound = 1.13 * bg * fabs(u) + (fabs(h) + 1.13 * bg) * bu + 12 * U * fabs(g * u);
+    return h * u;
+}
+
+static void case_embed(struct op_run *r) {
+    static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_F16, DG_FMT_F32, DG_FMT_Q8_ROW};
+    for (size_t f = 0; f < 4; f++)
+        for (int odd = 0; odd < 2; odd++) {
+            int n = odd ? 5 : 67, k = odd ? 37 : HIDDEN;
+            struct op_mat w = op_mat(r, fmts[f], 64, k, 1);
+            struct op_plane y = op_output(r, n, k, r->c->be->ops->act);
+            int32_t ids[67], *dev = op_upload(r, ids, 0);
+            for (int i = 0; i < n; i++)
+                ids[i] = (int32_t)(op_random(r) % 64);
+            dev = op_upload(r, ids, sizeof ids);
+            r->c->be->ops->embed(r->c->be, dev, n, &w.m, 3.25f, &y.p);
+            op_fetch(r, &y);
+            for (int i = 0; i < n; i++)
+                for (int c = 0; c < k; c++) {
+                    double want = w.v[ids[i] * k + c] * 3.25;
+                    op_expect(r, &y, i, c, want, (act_round(r) + U) * fabs(want));
+                }
+            op_done(r, "%s n=%d k=%d", dg_format_traits(fmts[f])->name, n, k);
+        }
+}
+
+static double inv_rms(const double *x, int n) {
+    double s = 0;
+    for (int i = 0; i < n; i++)
+        s += x[i] * x[i];
+    return 1 / sqrt(s / n + 1e-6);
+}
+
+static void case_norms(struct op_run *r, int which) {
+    static const int shape[][2] = {{1, 1}, {3, 31}, {5, 416}, {130, 2816}, {2, 5000}};
+    const struct dg_ops *op = r->c->be->ops;
+    for (size_t s = 0; s < 5; s++)
+        for (int variant = 0; variant < 2; variant++) {
+            int n = shape[s][0], k = shape[s][1];
+            struct op_plane x = op_input(r, n, k, op->act, 2), z = op_input(r, n, k, which == 2 ? DG_F32 : op->act, 3);
+            struct op_plane y = op_output(r, n, k, which == 0 && variant ? DG_F32 : op->act);
+            struct op_vec w = op_vec(r, k, 1), wb = op_vec(r, k, 1);
+            if (variant) /* no weight */
+                w.v.v = NULL, w.v.dev = 0;
+            if (which == 0)
+                op->rms_norm(r->c->be, &x.p, &w.v, 0.75f, 1e-6f, &y.p);
+            else if (which == 1)
+                op->norm_add(r->c->be, &x.p, &w.v, 1e-6f, &z.p, 0.5f, &y.p);
+            else
+                op->norm_pair(r->c->be, &x.p, &w.v, &z.p, &wb.v, 1e-6f, &y.p);
+            op_fetch(r, &y);
+            for (int i = 0; i < n; i++) {
+                double ra = inv_rms(x.v + i * k, k), rb = inv_rms(z.v + i * k, k);
+                for (int c = 0; c < k; c++) {
+                    double a = x.v[i * k + c] * ra * (variant ? 1 : w.w[c]), b = z.v[i * k + c];
+                    double want, mag;
+                    if (which == 0)
+                        want = a * 0.75, mag = fabs(want);
+                    else if (which == 1)
+                        want = (a + b) * 0.5, mag = (fabs(a) + fabs(b)) * 0.5;
+                    else
+                        want = a + b * rb * wb.w[c], mag = fabs(a) + fabs(b * rb * wb.w[c]);
+                    op_expect(r, &y, i, c, want, mag * sum_bound(k) + (y.p.dtype == DG_F32 ? U : act_round(r)) * fabs(want));
+                }
+            }
+            op_done(r, "n=%d k=%d%s", n, k, variant ? " no weight" : "");
+        }
+}
+
+static void case_rms_norm(struct op_run *r) { case_norms(r, 0); }
+static void case_norm_add(struct op_run *r) { case_norms(r, 1); }
+static void case_norm_pair(struct op_run *r) { case_norms(r, 2); }
+
+static void case_add(struct op_run *r) {
+    const struct dg_ops *op = r->c->be->ops;
+    struct op_plane a = op_input(r, 70, 333, op->act, 2), b = op_input(r, 70, 333, op->act, 2), y = op_output(r, 70, 333, op->act);
+    op->add(r->c->be, &a.p, &b.p, &y.p);
+    op_fetch(r, &y);
+    for (int i = 0; i < 70; i++)
+        for (int c = 0; c < 333; c++) {
+            double want = a.v[i * 333 + c] + b.v[i * 333 + c];
+            op_expect(r, &y, i, c, want, act_round(r) * fabs(want) + 1e-40);
+        }
+    op_done(r, "70 x 333");
+}
+
+/* One linear case: n_w stacked matrices of n, n/2, n/2 rows. */
+static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k, int n_w, bool is_glu, enum op_codes codes) {
+    const struct dg_ops *op = r->c->be->ops;
+    weights_are(r, fmt);
+    struct op_plane x = op_input(r, m, k, op->act, 1);
+    struct op_mat w[3];
+    const struct dg_mat *list[3];
+    int total = 0;
+    for (int i = 0; i < n_w; i++) {
+        w[i] = op_mat_codes(r, fmt, i && !is_glu ? (n + 1) / 2 : n, k, codes);
+        list[i] = &w[i].m;
+        total += w[i].m.n;
+    }
+    total = is_glu ? n : total;
+    struct op_plane y = op_output(r, m, total, op->act);
+    op->linear(r->c->be, &x.p, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &y.p);
+    op_fetch(r, &y);
+    for (int i = 0; i < m; i++)
+        for (int c = 0, b = 0, at = 0; c < total; c++) {
+            double bound, want;
+            if (is_glu) {
+                want = glu(r, x.v + i * k, w[0].v + c * k, w[1].v + c * k, k, &bound);
+            } else {
+                while (c - at >= w[b].m.n)
+                    at += w[b++].m.n;
+                want = dot(r, x.v + i * k, w[b].v + (c - at) * k, k, &bound);
+            }
+            op_expect(r, &y, i, c, want, bound + act_round(r) * (fabs(want) + bound));
+        }
+    /* rows m/3 and on alone: same bits */
+    if (m > 1) {
+        struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
+        struct op_plane again = op_output(r, m - m / 3, total, op->act);
+        op->linear(r->c->be, &part, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &again.p);
+        op_fetch(r, &again);
+        op_expect_same(r, &y, m / 3, &again, 0, m - m / 3);
+    }
+    op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
+}
+
+static void case_linear(struct op_run *r) {
+    for (int f = 0; f < DG_FMT_COUNT; f++) {
+        enum dg_format fmt = (enum dg_format)f;
+        int step = dg_format_traits(fmt)->block;
+        one_linear(r, fmt, 1, 1, 32 * step > 64 ? 64 : 32 * step, 1, false, OP_RANDOM);
+        one_linear(r, fmt, 67, 131, 96, 3, false, OP_RANDOM);
+        one_linear(r, fmt, 130, 70, 352, 2, true, OP_RANDOM);
+        one_linear(r, fmt, 9, 300, 32, 1, false, OP_MAX);
+        one_linear(r, fmt, 9, 40, 64, 1, false, OP_ZERO_SCALE);
+        one_linear(r, fmt, 9, 40, 64, 1, false, OP_TINY);
+        if (step == 1)
+            one_linear(r, fmt, 5, 33, 37, 2, true, OP_RANDOM); /* a width that is a multiple of nothing */
+        if (!r->c->small) {
+            one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
+            one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
+        }
+    }
+}
+
+struct kv_case {
+    int hd, heads, kv_heads, n, live;
+    int64_t pos0;
+    bool causal, ring, has_v;
+    int window;
+    enum dg_dtype kv;
+    int topk;
+    int64_t ring_from; /* 0 = the window */
+};
+
+static const struct kv_case kv_cases[] = {
+    {64, 4, 2, 19, 19, 0, true, true, true, 64, DG_F32, 0, 0},
+    {64, 4, 2, 70, 70, 300, true, true, true, 64, DG_F16, 0, 0},
+    {128, 4, 1, 40, 40, 77, false, false, false, 0, DG_F32, 0, 0},
+    {128, 4, 1, 9, 7, 100, false, false, false, 0, DG_F16, 0, 0},
+    {256, 16, 8, 33, 33, 1020, true, true, true, 200, DG_F16, 0, 0},
+    {256, 16, 8, 20, 20, 1000, false, true, true, 64, DG_F32, 0, 0},
+    {512, 16, 2, 35, 35, 130, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 17, 17, 500, true, false, false, 0, DG_F32, 0, 0},
+    {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_F32, 0, 0},
+    {64, 4, 4, 1, 1, 900, true, true, true, 1, DG_F16, 0, 0},
+    {64, 8, 2, 130, 130, 40, false, true, true, 64, DG_F16, 0, 0},
+    {128, 2, 2, 40, 40, 4070, true, false, true, 0, DG_F16, 0, 0},
+    {192, 2, 1, 11, 11, 4090, false, false, false, 0, DG_F16, 0, 0},
+    {64, 4, 2, 300, 300, 4000, true, true, true, 200, DG_F16, 0, 0},
+    {64, 4, 2, 30, 30, 2000, false, true, true, 64, DG_F16, 0, 1100},
+    {128, 4, 1, 12, 12, 700, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0},
+    {64, 2, 1, 9, 9, 3000, false, false, false, 0, DG_F32, 7, 0},
+    {512, 4, 2, 5, 4, 90, false, false, false, 0, DG_F16, 33, 0},
+};
+
+/* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
+static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
+    size_t n = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads * (size_t)c->hd, esz = dg_dtype_bytes(c->kv);
+    struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
+    double **val[2] = {k, v};
+    for (int which = 0; which < 2; which++) {
+        double *d = op_memory(r, n * sizeof *d);
+        unsigned char *raw = op_memory(r, n * esz);
+        memset(raw, 0xff, n * esz);
+        int64_t row = (int64_t)c->kv_heads * c->hd, from = c->ring && filled > KV_SLOTS ? filled - KV_SLOTS : 0;
+        for (int64_t p = from; p < filled; p++)
+            for (int64_t i = 0; i < row; i++) {
+                int64_t at = dg_kv_slot(&kv, p) * row + i;
+                d[at] = op_put(raw, c->kv, at, op_normal(r) * (which ? 1 : 0.4));
+            }
+        *val[which] = d;
+        *(which ? &kv.v : &kv.k) = op_upload(r, raw, n * esz);
+    }
+    return kv;
+}
+
+static int rising(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+/* Drops all but the k highest scores. Returns the weight of those so near the edge that rounding by `slack` may decide about them. */
+static double keep_top(double *s, int64_t n, int64_t k, double slack, double max) {
+    if (k >= n)
+        return 0;
+    double *tmp = malloc((size_t)n * sizeof *tmp), least, edge = 0;
+    if (!tmp)
+        abort();
+    memcpy(tmp, s, (size_t)n * sizeof *tmp);
+    qsort(tmp, (size_t)n, sizeof *tmp, rising);
+    least = tmp[n - k];
+    if (tmp[n - k] - tmp[n - k - 1] <= slack)
+        for (int64_t i = 0; i < n; i++)
+            edge += fabs(s[i] - least) <= slack ? exp(s[i] - max) : 0;
+    for (int64_t i = 0; i < n; i++)
+        s[i] = s[i] < least ? -INFINITY : s[i];
+    free(tmp);
+    return edge;
+}
+
+static void one_attention(struct op_run *r, const struct kv_case *c) {
+    const struct dg_ops *op = r->c->be->ops;
+    double *k, *v;
+    int64_t end = c->pos0 + c->live, row = (int64_t)c->kv_heads * c->hd;
+    struct dg_kv_layer kv = make_kv(r, c, end, &k, &v);
+    struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
+    struct op_plane q = op_input(r, c->n, c->heads * c->hd + 24, op->act, 0.4), y = op_output(r, c->n, c->heads * c->hd, op->act);
+    op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
+    op_fetch(r, &y);
+    double *s = op_memory(r, (size_t)(end + 1) * sizeof *s);
+    for (int i = 0; i < c->live; i++)
+        for (int h = 0; h < c->heads; h++) {
+            int64_t lo, hi, kvh = h / (c->heads / c->kv_heads);
+            const double *qr = q.v + i * q.p.cols + h * c->hd;
+            double max = -INFINITY, sum = 0, ds = 0;
+            dg_batch_visible(&b, &kv, i, &lo, &hi);
+            for (int64_t t = lo; t < hi; t++) {
+                const double *kr = k + dg_kv_slot(&kv, t) * row + kvh * c->hd;
+                double mag = 0;
+                s[t] = 0;
+                for (int d = 0; d < c->hd; d++) {
+                    s[t] += qr[d] * kr[d];
+                    mag += fabs(qr[d] * kr[d]);
+                }
+                ds = fmax(ds, mag * sum_bound(c->hd));
+                max = fmax(max, s[t]);
+            }
+            /* an edge of top-k within rounding of the next score may fall either way: such rows get the dropped weight as slack */
+            double edge = c->topk ? keep_top(s + lo, hi - lo, dg_batch_keys(&b, hi - lo), 2 * ds, max) : 0;
+            for (int64_t t = lo; t < hi; t++)
+                sum += s[t] = exp(s[t] - max);
+            for (int d = 0; d < c->hd; d++) {
+                double want = 0, mag = 0;
+                for (int64_t t = lo; t < hi; t++) {
+                    double vt = v[dg_kv_slot(&kv, t) * row + kvh * c->hd + d];
+                    want += s[t] / sum * vt;
+                    mag += s[t] / sum * fabs(vt);
+                }
+                op_expect(r, &y, i, h * c->hd + d, want,
+                          mag * (2.5 * ds + 2 * (double)(hi - lo + 48) * U + 2 * r->c->prob_round) + act_round(r) * fabs(want) + 8 * edge / sum + 1e-37 +
+                              (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
+            }
+        }
+    /* the last rows of the same batch computed alone: a causal row must not notice; a bidirectional one sees the same keys */
+    int from = c->live > 2 ? c->live / 2 : 0;
+    if (from && c->causal) {
+        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, true, -1, c->topk};
+        struct dg_plane part = op_rows(&q, from, tail.n);
+        struct op_plane again = op_output(r, tail.n, c->heads * c->hd, op->act);
+        op->attention(r->c->be, &part, c->heads, &tail, &kv, &again.p);
+        op_fetch(r, &again);
+        op_expect_same(r, &y, from, &again, 0, tail.n);
+    }
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
+            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : "f32");
+}
+
+static void case_attention(struct op_run *r) {
+    for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
+        if (!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700)
+            one_attention(r, &kv_cases[i]);
+}
+
+static void one_qkv(struct op_run *r, const struct kv_case *c) {
+    const struct dg_ops *op = r->c->be->ops;
+    int hd = c->hd, half = hd / 2, cols = (c->heads + (c->has_v ? 2 : 1) * c->kv_heads) * hd;
+    double *k, *v;
+    struct dg_kv_layer kv = make_kv(r, c, 0, &k, &v);
+    struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
+    struct op_plane x = op_input(r, c->n, cols, op->act, 2);
+    struct op_vec qn = op_vec(r, hd, 1), kn = op_vec(r, hd, 1);
+    float *cs = op_memory(r, (size_t)(c->n * half) * sizeof *cs), *sn = op_memory(r, (size_t)(c->n * half) * sizeof *sn);
+    for (int i = 0; i < c->n * half; i++) {
+        double a = op_normal(r) * 3;
+        cs[i] = (float)cos(a);
+        sn[i] = (float)sin(a);
+    }
+    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * (size_t)hd;
+    op->qkv_store(r->c->be, &x.p, c->heads, c->has_v, &qn.v, &kn.v, 1e-6f, op_upload(r, cs, bytes), op_upload(r, sn, bytes), &b, &kv);
+    double *before = x.v;
+    x.v = NULL;
+    op_fetch(r, &x);
+    const unsigned char *rk = op_download(r, kv.k, n * dg_dtype_bytes(c->kv)), *rv = op_download(r, kv.v, n * dg_dtype_bytes(c->kv));
+    double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)KV_FULL * sizeof *seen);
+    for (int i = 0; i < c->n; i++)
+        for (int u = 0; u < c->heads + 2 * c->kv_heads; u++) {
+            bool is_q = u < c->heads, is_v = u >= c->heads + c->kv_heads;
+            int h = is_v ? u - c->heads - c->kv_heads : is_q ? u : u - c->heads;
+            const double *src = before + (int64_t)i * cols + (is_v && !c->has_v ? c->heads + h : u) * hd, *w = is_q ? qn.w : kn.w;
+            double rms = inv_rms(src, hd);
+            int64_t slot = dg_kv_slot(&kv, c->pos0 + i), at = (slot * c->kv_heads + h) * hd;
+            seen[slot] = i < c->live;
+            for (int d = 0; d < hd; d++) {
+                int p = d % half;
+                double a = src[p] * rms * w[p], bb = src[p + half] * rms * w[p + half], co = cs[i * half + p], si = sn[i * half + p];
+                double want = is_v ? src[d] * rms : d < half ? a * co - bb * si : bb * co + a * si;
+                double mag = is_v ? fabs(want) : d < half ? fabs(a * co) + fabs(bb * si) : fabs(bb * co) + fabs(a * si);
+                if (is_q)
+                    op_expect(r, &x, i, u * hd + d, want, mag * sum_bound(hd) + act_round(r) * fabs(want) + 1e-37);
+                else if (i < c->live)
+                    op_expect_value(r, op_get(is_v ? rv : rk, c->kv, at + d), want, mag * sum_bound(hd) + store * fabs(want) + 0x1p-24, "kv", i, d);
+            }
+        }
+    for (int64_t slot = 0; slot < kv.slots; slot++)
+        if (!seen[slot] && !isnan(op_get(rk, c->kv, slot * c->kv_heads * hd)))
+            op_fail(r, "slot %lld was written by nobody's row", (long long)slot);
+    op_done(r, "hd=%d heads=%d/%d n=%d live=%d pos0=%lld %s", hd, c->heads, c->kv_heads, c->n, c->live, (long long)c->pos0,
+            c->has_v ? "v" : "v is k");
+}
+
+static void case_qkv_store(struct op_run *r) {
+    for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
+        one_qkv(r, &kv_cases[i]);
+}
+
+/* Duplicated experts give equal logits: the lower id must win. */
+static void one_router(struct op_run *r, int m, int experts, int k, int topk, bool twins) {
+    struct dg_backend *be = r->c->be;
+    weights_are(r, DG_FMT_BF16);
+    struct op_plane x = op_input(r, m, k, be->ops->act, 1);
+    struct op_mat w = op_mat(r, DG_FMT_BF16, experts, k, 1);
+    if (twins) {
+        for (int e = 1; e < experts; e += 2)
+            op_mat_copy_row(&w, e, e - 1);
+        op_mat_send(r, &w);
+    }
+    struct op_vec scale = op_vec(r, experts, 1);
+    size_t n = (size_t)(m * topk);
+    struct dg_routing out = {op_poisoned(r, n * 4), op_poisoned(r, n * 4), topk};
+    be->ops->router(be, &x.p, &w.m, &scale.v, &out);
+    const int32_t *id = op_download(r, out.expert, n * 4);
+    const float *wt = op_download(r, out.weight, n * 4);
+    double *z = op_memory(r, (size_t)experts * sizeof *z);
+    for (int i = 0; i < m; i++) {
+        double slack = 0, bound, kept = 0;
+        for (int e = 0; e < experts; e++) {
+            z[e] = dot(r, x.v + i * k, w.v + e * k, k, &bound);
+            slack = fmax(slack, bound);
+        }
+        for (int j = 0; j < topk; j++) {
+            int32_t e = id[i * topk + j];
+            if (e < 0 || e >= experts) {
+                op_fail(r, "row %d rank %d: expert %d", i, j, e);
+                return;
+            }
+            kept += exp(z[e]);
+        }
+        for (int j = 0; j < topk; j++) {
+            int32_t e = id[i * topk + j];
+            /* nothing left out, and nothing behind, is clearly stronger; of equals the lower id comes first */
+            for (int q = 0; q < experts; q++) {
+                int at = 0;
+                while (at < topk && id[i * topk + at] != q)
+                    at++;
+                if (at > j && (z[q] > z[e] + 2 * slack || (twins && z[q] == z[e] && q < e)))
+                    op_fail(r, "row %d rank %d: expert %d before %d", i, j, e, q);
+                if (at < j && id[i * topk + at] == e)
+                    op_fail(r, "row %d: expert %d twice", i, e);
+            }
+            double want = exp(z[e]) / kept * scale.w[e];
+            op_expect_value(r, wt[i * topk + j], want, fabs(want) * (4 * slack + 40 * U), "weight", i, j);
+        }
+    }
+    op_done(r, "m=%d experts=%d k=%d top %d%s", m, experts, k, topk, twins ? " twins" : "");
+}
+
+static void case_router(struct op_run *r) {
+    one_router(r, 1, 4, 32, 2, false);
+    one_router(r, 67, 16, 256, 4, true);
+    one_router(r, 130, 128, 416, 8, false);
+    one_router(r, 9, 128, 416, 8, true);
+    one_router(r, 5, 300, 37, 8, false);
+    one_router(r, 3, 8, 64, 8, false);
+}
+
+/* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none. */
+static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, bool lopsided) {
+    struct dg_backend *be = r->c->be;
+    weights_are(r, fmt);
+    struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
+    struct op_stack gu = op_stack(r, fmt, experts, 2 * moe, hidden), dn = op_stack(r, fmt, experts, hidden, moe);
+    size_t pairs = (size_t)(m * topk);
+    int32_t *id = op_memory(r, pairs * 4);
+    float *wt = op_memory(r, pairs * 4);
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < topk; j++) {
+            int32_t e;
+            bool taken;
+            do {
+                e = lopsided && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                taken = false;
+                for (int q = 0; q < j; q++)
+                    taken |= id[i * topk + q] == e;
+            } while (taken);
+            id[i * topk + j] = e;
+            wt[i * topk + j] = (float)fabs(op_normal(r));
+        }
+    struct dg_routing route = {op_upload(r, id, pairs * 4), op_upload(r, wt, pairs * 4), topk};
+    be->ops->experts(be, &x.p, &route, &gu.s, &dn.s, &y.p);
+    op_fetch(r, &y);
+    double *h = op_memory(r, (size_t)moe * sizeof *h), *bh = op_memory(r, (size_t)moe * sizeof *bh);
+    double *want = op_memory(r, (size_t)hidden * sizeof *want), *bound = op_memory(r, (size_t)hidden * sizeof *bound);
+    for (int i = 0; i < m; i++) {
+        memset(want, 0, (size_t)hidden * sizeof *want);
+        memset(bound, 0, (size_t)hidden * sizeof *bound);
+        for (int j = 0; j < topk; j++) {
+            int32_t e = id[i * topk + j];
+            const double *g = gu.v + (int64_t)e * 2 * moe * hidden, *d = dn.v + (int64_t)e * hidden * moe;
+            for (int f = 0; f < moe; f++) {
+                h[f] = glu(r, x.v + i * hidden, g + f * hidden, g + (moe + f) * hidden, hidden, &bh[f]);
+                bh[f] += act_round(r) * (fabs(h[f]) + bh[f]);
+            }
+            for (int c = 0; c < hidden; c++) {
+                double b, s = dot(r, h, d + c * moe, moe, &b);
+                for (int f = 0; f < moe; f++)
+                    b += fabs(d[c * moe + f]) * bh[f] * 1.01;
+                want[c] += wt[i * topk + j] * s;
+                bound[c] += wt[i * topk + j] * (b + (topk + 2) * U * fabs(s));
+            }
+        }
+        for (int c = 0; c < hidden; c++)
+            op_expect(r, &y, i, c, want[c], bound[c] + U * fabs(want[c]));
+    }
+    if (m > 3) {
+        int from = m / 3, n = m - from;
+        struct dg_plane part = op_rows(&x, from, n);
+        struct dg_routing rest = {op_upload(r, id + from * topk, (size_t)(n * topk) * 4), op_upload(r, wt + from * topk, (size_t)(n * topk) * 4), topk};
+        struct op_plane again = op_output(r, n, hidden, DG_F32);
+        be->ops->experts(be, &part, &rest, &gu.s, &dn.s, &again.p);
+        op_fetch(r, &again);
+        op_expect_same(r, &y, from, &again, 0, n);
+    }
+    op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
+            lopsided ? " lopsided" : "");
+}
+
+static void case_experts(struct op_run *r) {
+    static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_F32, DG_FMT_Q8_ROW};
+    for (size_t f = 0; f < 6; f++) {
+        one_experts(r, fmts[f], 3, 5, 2, 32, 64, false);
+        one_experts(r, fmts[f], 45, 16, 4, 96, 160, false);
+        if (!r->c->small || f < 2)
+            one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
+        if (!r->c->small)
+            one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+    }
+}
+
+/* The statistics of rows of logits against sums in double. */
+static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, int vocab, float inv_t, const struct dg_row_stats *s) {
+    size_t n = (size_t)rows * 4;
+    const float *h = op_download(r, s->entropy, n), *max = op_download(r, s->max, n), *sum = op_download(r, s->sum, n), *pm = op_download(r, s->p_max, n);
+    const int32_t *arg = op_download(r, s->argmax, n);
+    for (int i = 0; i < rows; i++) {
+        const float *row = z + i * ld;
+        int best = 0, bad = 0;
+        for (int v = 0; v < vocab; v++) {
+            best = row[v] > row[best] ? v : best;
+            bad |= !isfinite(row[v]);
+        }
+        if (bad) {
+            if (!isnan(h[i]))
+                op_fail(r, "row %d holds NaN or Inf and its entropy is %g", i, (double)h[i]);
+            continue;
+        }
+        double top = (double)(row[best] * inv_t), total = 0, moment = 0, slack = 0, mag = 0;
+        for (int v = 0; v < vocab; v++) {
+            double d = (double)row[v] * (double)inv_t - top, e = exp(d);
+            total += e;
+            moment += e * d;
+            slack += e * (3 * fabs(d) + d * d + 8) * U; /* exp of an argument rounded at |d|, times d */
+            mag += e * fabs(d);
+        }
+        double rel = slack / total + 64 * U;
+        op_expect_value(r, arg[i], best, 0, "argmax", i, 0);
+        op_expect_value(r, max[i], top, 0, "max", i, 0);
+        op_expect_value(r, sum[i], total, rel * total, "sum", i, 0);
+        op_expect_value(r, pm[i], 1 / total, rel / total, "p_max", i, 0);
+        op_expect_value(r, h[i], log(total) - moment / total, rel * (2 + 2 * mag / total) + 2 * U * fabs(log(total)), "entropy", i, 0);
+    }
+}
+
+static struct dg_row_stats make_stats(struct op_run *r, int rows) {
+    size_t n = (size_t)rows * 4;
+    return (struct dg_row_stats){op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n)};
+}
+
+static void case_head(struct op_run *r) {
+    static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_F32};
+    struct dg_backend *be = r->c->be;
+    for (size_t f = 0; f < 3; f++)
+        for (int big = 0; big < 2; big++) {
+            int m = big ? 70 : 3, vocab = big ? 1100 : 130, k = big ? HIDDEN : 48;
+            struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
+            struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
+            weights_are(r, fmts[f]);
+            struct dg_row_stats st = make_stats(r, m);
+            be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
+            op_fetch(r, &z);
+            for (int i = 0; i < m; i++)
+                for (int c = 0; c < vocab; c++) {
+                    double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
+                    op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
+                }
+            check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
+            if (m > 3) {
+                struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
+                struct op_plane again = op_output(r, m - m / 3, vocab, DG_F32);
+                be->ops->head(be, &part, &w.m, 30, 1.25f, &again.p, &st);
+                op_fetch(r, &again);
+                op_expect_same(r, &z, m / 3, &again, 0, m - m / 3);
+            }
+            op_done(r, "%s m=%d vocab=%d k=%d", dg_format_traits(fmts[f])->name, m, vocab, k);
+        }
+}
+
+static void case_row_stats(struct op_run *r) {
+    static const int vocabs[] = {1, 7, 1000, VOCAB};
+    struct dg_backend *be = r->c->be;
+    for (size_t s = 0; s < 4; s++)
+        for (int kind = 0; kind < 4; kind++) {
+            int m = 6, vocab = vocabs[s];
+            float inv_t = kind == 1 ? 2.5f : 1.3f;
+            struct op_plane z = op_input(r, m, vocab, DG_F32, kind == 1 ? 12 : kind == 2 ? 1e-3 : 4);
+            float *raw = z.raw_rows;
+            if (kind == 3 && vocab > 1) { /* ties, NaN, both infinities, all equal */
+                raw[5] = raw[2] = 50;
+                raw[z.p.ld + vocab - 1] = NAN;
+                raw[2 * z.p.ld + vocab / 2] = INFINITY;
+                raw[3 * z.p.ld + vocab / 2] = -INFINITY;
+                for (int v = 0; v < vocab; v++)
+                    raw[4 * z.p.ld + v] = -3, raw[5 * z.p.ld + v] = NAN;
+                op_send(r, &z);
+            }
+            struct dg_row_stats st = make_stats(r, m);
+            be->ops->row_stats(be, &z.p, inv_t, &st);
+            check_stats(r, raw, z.p.ld, m, vocab, inv_t, &st);
+            op_done(r, "vocab=%d kind %d", vocab, kind);
+        }
+}
+
+static void case_soft_embed(struct op_run *r) {
+    static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_F32, DG_FMT_F16};
+    struct dg_backend *be = r->c->be;
+    for (int f = 0; f < 16; f++) {
+        bool sparse = f & 4, big = f & 8;
+        enum dg_format fmt = fmts[f & 3];
+        int m = big ? 67 : 3, vocab = big ? (r->c->small ? 2500 : VOCAB) : 50, k = big && !r->c->small ? HIDDEN : 72;
+        struct op_plane z = op_input(r, m, vocab, DG_F32, 6), y = op_output(r, m, k, be->ops->act);
+        struct op_mat w = op_mat(r, fmt, vocab, k, 1);
+        for (int i = 1; big && i < m; i += 4) /* rows so flat that nearly every id survives, among others */
+            for (int v = 0; v < vocab; v++)
+                z.raw_rows[i * z.p.ld + v] *= 0.2f;
+        op_send(r, &z);
+        struct dg_row_stats st = make_stats(r, m);
+        be->ops->row_stats(be, &z.p, 1.25f, &st);
+        const float *max = op_download(r, st.max, (size_t)m * 4), *sum = op_download(r, st.sum, (size_t)m * 4);
+        be->ops->soft_embed(be, &z.p, &st, 1.25f, &w.m, 20.0f, sparse, &y.p);
+        op_fetch(r, &y);
+        double *want = op_memory(r, (size_t)k * sizeof *want), *mag = op_memory(r, (size_t)k * sizeof *mag);
+        for (int i = 0; i < m; i++) {
+            double edge = 0;
+            memset(want, 0, (size_t)k * sizeof *want);
+            memset(mag, 0, (size_t)k * sizeof *mag);
+            for (int v = 0; v < vocab; v++) {
+                double d = (double)z.raw_rows_f32[i * z.p.ld + v] * 1.25 - (double)max[i], p = exp(d) / (double)sum[i];
+                if (sparse && fabs(d + 10) < 1e-5) /* within rounding of the cut: either way is right */
+                    edge += p;
+                if (sparse && d < -10)
+                    continue;
+                for (int c = 0; c < k; c++) {
+                    want[c] += p * w.v[v * k + c] * 20;
+                    mag[c] += p * fabs(w.v[v * k + c]) * 20 * ((fabs(d) + 8) * U + (vocab + 48) * U + 2 * r->c->prob_round) +
+                              (r->c->prob_round > 0 ? 20 * 0x1p-25 / (double)sum[i] * fabs(w.v[v * k + c]) : 0);
+                }
+            }
+            for (int c = 0; c < k; c++)
+                op_expect(r, &y, i, c, want[c], mag[c] + edge * 100 + act_round(r) * fabs(want[c]) + 1e-37);
+        }
+        if (m > 3) {
+            int from = m / 3, n = m - from;
+            struct dg_plane part = op_rows(&z, from, n);
+            struct dg_row_stats rest = {st.entropy + from, st.max + from, st.sum + from, st.p_max + from, st.argmax + from};
+            struct op_plane again = op_output(r, n, k, be->ops->act);
+            be->ops->soft_embed(be, &part, &rest, 1.25f, &w.m, 20.0f, sparse, &again.p);
+            op_fetch(r, &again);
+            op_expect_same(r, &y, from, &again, 0, n);
+        }
+        op_done(r, "%s m=%d vocab=%d k=%d %s", dg_format_traits(fmt)->name, m, vocab, k, sparse ? "sparse" : "exact");
+    }
+}
+
+static const struct {
+    const char *name;
+    void (*run)(struct op_run *r);
+} table[] = {
+    {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
+    {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
+    {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
+    {"soft_embed", case_soft_embed},
+};
+
+void op_cases_run(struct op_cases *c) {
+    struct dg_error err = {0};
+    struct dg_reserve need = {.rows = 512, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
+    if (dg_backend_reserve(c->be, &need, &err) != DG_OK) {
+        printf("scratch: %s\n", dg_error_text(&err));
+        dg_error_clear(&err);
+        c->failed++;
+        return;
+    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        if (c->filter && !strstr(table[i].name, c->filter))
+            continue;
+        struct op_run r = {.c = c, .op = table[i].name, .rng = c->seed * 0x9e3779b97f4a7c15ull + i};
+        table[i].run(&r);
+        printf("%-11s %3d cases, worst error / bound %.3f\n", r.op, r.cases, r.worst);
+        fflush(stdout);
+    }
+}

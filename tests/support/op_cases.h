@@ -1,0 +1,25 @@
+/* The op table's case table: every op of a backend against a double-precision oracle, with bounds derived from the lengths of its sums.
+ *
+ * Any backend runs it. Inputs are padded with NaN, outputs poisoned with it and framed by sentinels; each product op is run again on part
+ * of its rows and must give the same bits. */
+#ifndef DG_TESTS_OP_CASES_H
+#define DG_TESTS_OP_CASES_H
+
+#include "ops/ops.h"
+
+struct op_cases {
+    struct dg_backend *be;
+    uint64_t seed;
+    const char *filter; /* only ops whose name contains it; NULL = all */
+    bool small;         /* leave out the shapes that are slow on an emulated device */
+    double weight_round; /* relative rounding of weights before products: 0, or 2^-8 where they become bf16 */
+    double prob_round;   /* the same of attention's and the soft embedding's probabilities: 2^-11 where they are f16 */
+    int passed, failed;
+};
+
+/* The model of a backend under test: a shape to size scratch by, no weights. */
+const struct dg_model *op_cases_model(void);
+/* Runs the cases; prints one line an op (cases, worst error / bound) and one line for each failure. */
+void op_cases_run(struct op_cases *c);
+
+#endif
