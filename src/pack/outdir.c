@@ -34,20 +34,35 @@ static enum dg_status set_paths(struct dg_outdir *d, const char *out, struct dg_
     return DG_OK;
 }
 
-/* Removes every plain file; what this engine writes has no folders. */
-static void empty_folder(int fd) {
+/* Whether a name is one that this engine writes into a model's folder. */
+static bool is_ours(const char *name) {
+    static const char *const ends[] = {".json", ".dgq.bin", ".safetensors", ".jinja"};
+    size_t n = strlen(name);
+    for (size_t i = 0; i < sizeof ends / sizeof *ends; i++)
+        if (n > strlen(ends[i]) && strcmp(name + n - strlen(ends[i]), ends[i]) == 0)
+            return true;
+    return false;
+}
+
+/* Looks at every entry of the folder; with `remove` the files of ours go. Returns whether there was nothing else in it. */
+static bool sweep(int fd, bool remove) {
     int copy = dup(fd);
     DIR *dir = copy < 0 ? NULL : fdopendir(copy);
-    if (!dir) {
-        if (copy >= 0)
-            close(copy);
-        return;
-    }
-    rewinddir(dir);
-    for (struct dirent *e; (e = readdir(dir));)
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0)
+    bool only_ours = dir != NULL;
+    if (!dir && copy >= 0)
+        close(copy);
+    if (dir)
+        rewinddir(dir);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
+            continue;
+        only_ours &= is_ours(e->d_name);
+        if (remove && is_ours(e->d_name))
             (void)unlinkat(fd, e->d_name, 0);
-    closedir(dir);
+    }
+    if (dir)
+        closedir(dir);
+    return only_ours;
 }
 
 enum dg_status dg_outdir_open(struct dg_outdir *d, const char *out, struct dg_error *err) {
@@ -65,8 +80,12 @@ enum dg_status dg_outdir_open(struct dg_outdir *d, const char *out, struct dg_er
         close(fd);
         return DG_FAIL(err, DG_E_ARG, "another run is writing %s", d->part);
     }
+    if (!sweep(fd, false)) {
+        close(fd);
+        return DG_FAIL(err, DG_E_ARG, "%s is in the way and holds files that are not ours: move it or give another output", d->part);
+    }
     d->fd = fd;
-    empty_folder(fd);
+    (void)sweep(fd, true);
     return DG_OK;
 }
 
@@ -166,7 +185,7 @@ enum dg_status dg_outdir_commit(struct dg_outdir *d, struct dg_error *err) {
 void dg_outdir_abandon(struct dg_outdir *d) {
     if (d->fd < 0)
         return;
-    empty_folder(d->fd);
+    (void)sweep(d->fd, true);
     (void)rmdir(d->part);
     close(d->fd);
     d->fd = -1;

@@ -1,7 +1,8 @@
 /* An output folder that appears whole or not at all: everything is written under OUT.part, synced, and renamed at the end.
  *
- * A run that was killed leaves OUT.part, which holds no manifest and opens as nothing; the next run for the same OUT clears it. Two
- * runs for one OUT cannot meet: the folder is locked while it is written. */
+ * A run that was killed leaves OUT.part. The manifest is the last file in it, so it opens as nothing, or, in the moment before the
+ * rename, as the whole. The next run for the same OUT clears it; a folder of that name with other files in it is left alone and refused.
+ * Two runs for one OUT cannot meet: the folder is locked while it is written. */
 #ifndef DG_PACK_OUTDIR_H
 #define DG_PACK_OUTDIR_H
 

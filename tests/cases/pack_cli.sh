@@ -71,6 +71,14 @@ mkdir taken
 go quantize -m "$mini" -o taken --profile q4
 if [ $status -eq 2 ] && grep -q "exists already" "$err" && [ -z "$(ls taken)" ]; then pass "an output that exists stays as it is"; else miss "an output that exists" "status $status"; fi
 rmdir taken
+mkdir new.part && echo mine >new.part/notes.txt
+go quantize -m "$mini" -o new --profile q4
+if [ $status -eq 2 ] && grep -q "not ours" "$err" && [ -f new.part/notes.txt ] && [ ! -e new ]; then pass "a folder in the way stays as it is"; else miss "a folder in the way" "status $status"; fi
+rm -r new.part
+mkdir new.part && echo x >new.part/model.dgq.bin
+works "what a killed run left is cleared" "quantised" quantize -m "$mini" -o new --profile q4
+if [ ! -e new.part ] && diff -r new q4 >/dev/null; then pass "and the pack is whole"; else miss "and the pack is whole" "it is not"; fi
+rm -r new
 
 # a disk too small: a limit on the size of a file stands for it
 (ulimit -f 4000; timeout 60 "$D" quantize -m "$mini" -o new --profile q4 >"$out" 2>"$err")
