@@ -30,8 +30,9 @@ BEGIN {
     may["sampler"] = "core shape"
     may["model"] = "core formats shape ops"
     may["session"] = "core shape ops sampler model"
-    may["message"] = "core tokenizer template sampler session"
-    may["chat"] = "core tokenizer template sampler session message pipeline"
+    may["pipeline"] = "core formats shape ops sampler model session"
+    may["message"] = "core tokenizer template sampler session pipeline"
+    may["chat"] = "core tokenizer template sampler session pipeline message"
     may["cli"] = "*"
 }
 # room of a path below src/

@@ -62,7 +62,7 @@ static bool store(const struct dg_command *cmd, const struct dg_arg *a, const ch
             l->v[l->n++] = value;
             return true;
         }
-        fprintf(stderr, "diffgemma %s: --%s is given more than %d times\n", cmd->name, a->name, DG_ARG_LIST_MAX);
+        fprintf(stderr, "diffgemma %s: --%s: at most %d times\n", cmd->name, a->name, DG_ARG_LIST_MAX);
         return false;
     }
     case DG_ARG_INT:

@@ -6,14 +6,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_STR, DG_ARG_LIST };
+#define DG_ARG_LIST_MAX 64
 
-/* Values of an option that may be given many times, in order. */
-#define DG_ARG_LIST_MAX 256
+/* Values of an option that may be given several times, in order. */
 struct dg_arg_list {
     const char *v[DG_ARG_LIST_MAX];
-    size_t n;
+    int n;
 };
+
+enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_STR, DG_ARG_LIST };
 
 struct dg_arg {
     const char *name; /* long option without dashes */

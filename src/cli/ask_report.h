@@ -43,7 +43,8 @@ enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_token
 void dg_ask_report_deinit(struct dg_ask_report *r);
 /* An event function; ctx is the report. */
 void dg_ask_on_event(void *ctx, const struct dg_event *e);
-/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. t is the turn's answer, conv 0 when it did not come to a turn; st and err are the turn's. false when the answer,
+/* Last words: the rest of the text and a newline, or the JSON object; timings with -v. t is the turn's answer, conv 0 when it did not come
+ * to a turn; st and err are the turn's. false when the answer,
  * or a part of it, did not reach standard output (an answer of no characters among them), the reason being on stderr. */
 bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err);
 

@@ -21,6 +21,13 @@ int dg_cmd_flags(int argc, char **argv);
 int dg_cmd_step_parity(int argc, char **argv);
 int dg_cmd_replay(int argc, char **argv);
 int dg_cmd_golden(int argc, char **argv);
+int dg_cmd_quantize(int argc, char **argv);
+int dg_cmd_repack(int argc, char **argv);
+int dg_cmd_verify(int argc, char **argv);
+int dg_cmd_manifest(int argc, char **argv);
+int dg_cmd_synth(int argc, char **argv);
+/* --list-models */
+int dg_list_models(void);
 /* The row of a command in main's table. */
 const struct dg_command *dg_command_find(const char *name);
 
@@ -55,6 +62,8 @@ struct dg_runtime {
 
 /* Seconds of a monotonic clock. */
 double dg_now(void);
+/* The folder models/ beside the program (build/diffgemma) or in the installed data folder; false when there is none. */
+bool dg_bundled_models(char *path, size_t n);
 /* Flags from the environment. */
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 /* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */
@@ -69,5 +78,7 @@ void dg_runtime_close(struct dg_runtime *r);
 
 /* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */
 enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, struct dg_error *err) DG_MUST_CHECK;
+/* Token ids as text: whole numbers between white space, commas or brackets. Errors: DG_E_ARG naming the first word that is none. */
+enum dg_status dg_read_ids(const char *text, struct dg_ids *out, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

@@ -6,7 +6,6 @@
 #include "message/prompt.h"
 #include "message/turn_text.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,17 +64,8 @@ static enum dg_status read_canvas(const char *path, int32_t canvas, struct dg_id
     struct dg_buf b;
     dg_buf_init(&b, 1 << 20);
     enum dg_status st = dg_read_all(path, 1 << 20, &b, err);
-    const char *s = dg_buf_cstr(&b);
-    while (st == DG_OK && *(s += strspn(s, " \t\r\n,[]"))) {
-        char *end;
-        errno = 0;
-        long v = strtol(s, &end, 10);
-        if (end == s || errno || v < 0 || v > INT32_MAX)
-            st = DG_FAIL(err, DG_E_ARG, "%s: '%.20s' is not a token id", path, s);
-        else if (dg_ids_push(out, (int32_t)v) != DG_OK)
-            st = DG_FAIL(err, out->status, "%s: too many ids", path);
-        s = end;
-    }
+    if (st == DG_OK && (st = dg_read_ids(dg_buf_cstr(&b), out, err)) != DG_OK)
+        dg_error_prefix(err, "%s", path);
     dg_buf_deinit(&b);
     if (st == DG_OK && (out->n == 0 || out->n > (size_t)canvas))
         st = DG_FAIL(err, DG_E_ARG, "%s holds %zu ids; a canvas takes 1 to %d", path, out->n, canvas);

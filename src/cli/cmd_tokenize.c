@@ -1,6 +1,5 @@
 #include "cli/cli.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -26,23 +25,6 @@ static void print_ids(const struct dg_tokenizer *t, const struct dg_ids *ids, bo
         putchar('\n');
 }
 
-/* Whole numbers separated by white space or commas. */
-static enum dg_status parse_ids(const char *s, struct dg_ids *out, struct dg_error *err) {
-    for (;;) {
-        s += strspn(s, " \t\r\n,[]");
-        if (!*s)
-            return DG_OK;
-        char *end;
-        errno = 0;
-        long v = strtol(s, &end, 10);
-        if (errno || end == s || v < 0 || v > INT32_MAX || (*end && !strchr(" \t\r\n,[]", *end)))
-            return DG_FAIL(err, DG_E_ARG, "'%.20s' is not a token id", s);
-        if (dg_ids_push(out, (int32_t)v) != DG_OK)
-            return DG_FAIL(err, out->status, "too many token ids");
-        s = end;
-    }
-}
-
 struct options {
     struct dg_model_args model;
     const char *text, *path;
@@ -62,7 +44,7 @@ static enum dg_status tokenize(struct dg_runtime *r, const struct options *o, st
         DG_TRY(dg_read_all(o->path, TEXT_MAX, in, err));
     if (!o->decode)
         return dg_tokenizer_encode(r->tok, dg_buf_cstr(in), in->len, !o->plain, ids, err);
-    DG_TRY(parse_ids(dg_buf_cstr(in), ids, err));
+    DG_TRY(dg_read_ids(dg_buf_cstr(in), ids, err));
     return dg_tokenizer_decode(r->tok, ids->v, ids->n, o->skip, out, err);
 }
 

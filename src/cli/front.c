@@ -6,7 +6,8 @@
 
 static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) { return dg_turn_text_shows_nothing(ctx, ids, n); }
 
-static enum dg_status stages(struct dg_front *f, const struct dg_runtime *r, const struct dg_front_opts *o, struct dg_stage **top, struct dg_error *err) {
+static enum dg_status stages(struct dg_front *f, const struct dg_runtime *r, const struct dg_front_opts *o, struct dg_stage **top,
+                             struct dg_error *err) {
     if (o->log.dir) {
         struct dg_oplog_head head = {dg_version(), r->dir, dg_model_id(r->model), r->be->ops->name, &f->opts, f->opts.conversations_max, true};
         DG_TRY(dg_stage_oplog(top, *top, o->log.dir, &head, o->log.sync, err));

@@ -14,8 +14,15 @@ static const struct dg_command commands[] = {
     {"config", "[-m MODEL]", "Print a model's configuration as the engine reads it, as JSON.", dg_cmd_config},
     {"step-parity", "[-m MODEL] -p PROMPT [options]",
      "Run one denoise step on the scalar oracle and on another path and compare them layer by layer.", dg_cmd_step_parity},
+    {"quantize", "-m MODEL -o FOLDER --profile NAME [options]", "Make a quantised pack from a checkpoint.", dg_cmd_quantize},
+    {"repack", "-m PACK -o FOLDER --overlay | --monolithic [options]", "Turn a pack into one that refers to its checkpoint, or back.", dg_cmd_repack},
+    {"verify", "-m PACK [--source MODEL] [options]", "Check a pack; with its checkpoint, report the error of every tensor.", dg_cmd_verify},
+    {"manifest", "-m PACK [--tensors | --json]", "Say what a pack holds and where.", dg_cmd_manifest},
+    {"synth", "--shape SHAPE -o FOLDER [options]", "Make a model of random weights, for benchmarks and tests.", dg_cmd_synth},
     {"download", "REPO [-o DIR] [options]", "Fetch a model from the Hugging Face hub, or go on where an earlier call ended.",
      dg_cmd_download},
+    {"replay", "[-m MODEL] FILE [options]", "Run a recorded op log again and compare every event with the recorded one.", dg_cmd_replay},
+    {"golden", "[-m MODEL] [FILE] [options]", "Check token ids and KV cache of fixed cases byte for byte against a file.", dg_cmd_golden},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };
 
@@ -30,7 +37,7 @@ static void help(FILE *f) {
     fprintf(f, "usage: diffgemma COMMAND [options]\n\nRuns DiffusionGemma, a block-diffusion language model, on this machine.\n\n");
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
         fprintf(f, "  %-12s %s\n", commands[i].name, commands[i].about);
-    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --version shows the version.\n");
+    fprintf(f, "\ndiffgemma COMMAND --help shows a command's options; diffgemma --list-models the models on this machine;\ndiffgemma --version the version.\n");
 }
 
 /* A file opened later must not become standard output or error: text would be written into it. A closed output stays one that cannot be
@@ -56,6 +63,8 @@ static int run(int argc, char **argv) {
         printf("diffgemma %s, backends: cpu\n", dg_version());
         return DG_EXIT_OK;
     }
+    if (!strcmp(argv[1], "--list-models"))
+        return dg_list_models();
     const struct dg_command *cmd = dg_command_find(argv[1]);
     if (!cmd) {
         fprintf(stderr, "diffgemma: unknown command '%s'; see diffgemma --help\n", argv[1]);

@@ -11,6 +11,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#define BUNDLED "mini" /* the model that comes with the program */
+
 extern char **environ;
 
 double dg_now(void) {
@@ -33,8 +35,7 @@ enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
     return dg_flags_load(&r->flags, (const char *const *)environ, err);
 }
 
-/* models/mini beside the program's folder (build/diffgemma) or in the installed data folder. */
-static bool bundled(char *path, size_t n) {
+bool dg_bundled_models(char *path, size_t n) {
     char exe[3072];
     ssize_t len = readlink("/proc/self/exe", exe, sizeof exe - 1);
     if (len <= 0)
@@ -45,12 +46,12 @@ static bool bundled(char *path, size_t n) {
         if (!slash)
             return false;
         *slash = 0;
-        static const char *const where[] = {"models/mini", "share/diffgemma/models/mini"};
+        static const char *const where[] = {"models", "share/diffgemma/models"};
         for (int i = 0; i < 2; i++) {
             char probe[3300];
             struct stat sb;
             snprintf(path, n, "%s/%s", exe, where[i]);
-            snprintf(probe, sizeof probe, "%s/config.json", path);
+            snprintf(probe, sizeof probe, "%s/" BUNDLED "/config.json", path);
             if (stat(probe, &sb) == 0)
                 return true;
         }
@@ -60,11 +61,12 @@ static bool bundled(char *path, size_t n) {
 
 enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) {
     const char *want = a->model ? a->model : r->flags.model;
-    char path[3200];
+    char models[3200], path[3300];
     if (want)
         return dg_hub_resolve(want, &r->dir, err);
-    if (!bundled(path, sizeof path))
+    if (!dg_bundled_models(models, sizeof models))
         return DG_FAIL(err, DG_E_ARG, "no model: give -m FOLDER or set DGQ_MODEL (the bundled models/mini was not found beside the program)");
+    snprintf(path, sizeof path, "%s/" BUNDLED, models);
     fprintf(stderr, "diffgemma: using the bundled model %s (another: -m MODEL or DGQ_MODEL)\n", path);
     r->dir = dg_strndup(path, strlen(path));
     return r->dir ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
@@ -130,4 +132,20 @@ enum dg_status dg_read_all(const char *path, size_t max, struct dg_buf *out, str
     if (!in)
         fclose(f);
     return st;
+}
+
+enum dg_status dg_read_ids(const char *s, struct dg_ids *out, struct dg_error *err) {
+    static const char between[] = " \t\r\n,[]";
+    while (*(s += strspn(s, between))) {
+        size_t n = strcspn(s, between);
+        char *end;
+        errno = 0;
+        long v = strtol(s, &end, 10);
+        if (errno || end != s + n || v < 0 || v > INT32_MAX)
+            return DG_FAIL(err, DG_E_ARG, "'%.*s' is not a token id", (int)(n < 20 ? n : 20), s);
+        if (dg_ids_push(out, (int32_t)v) != DG_OK)
+            return DG_FAIL(err, out->status, "too many token ids");
+        s = end;
+    }
+    return DG_OK;
 }

@@ -111,8 +111,9 @@ static struct pass begin(struct dg_backend *be, struct dg_planes *p, struct dg_k
     struct pass f = {.be = be, .op = be->ops, .m = be->model, .c = c, .p = p, .kv = kv, .trace = trace};
     f.batch = (struct dg_batch){n, n, kv->len, causal, -1, causal ? p->attention.topk_prefill : p->attention.topk_denoise};
     if (!causal && p->attention.unwindowed) {
-        /* the oldest position that no write, also one since cut away, has overwritten */
-        int64_t end = kv->len + n > kv->high ? kv->len + n : kv->high;
+        /* the oldest position that no write, also one since cut away, has overwritten; of a whole canvas, so that what a position sees does
+         * not depend on how large earlier attempts at the block were */
+        int64_t end = kv->len + c->canvas > kv->high ? kv->len + c->canvas : kv->high;
         f.batch.ring_from = end > kv->ring ? end - kv->ring : 0;
     }
     f.x = dg_plane_view(&p->x, n, c->hidden);

@@ -4,6 +4,7 @@
 #include "core/half.h"
 #include "core/mem.h"
 #include "pack/checkpoint.h"
+#include "pack/pack_read.h"
 #include "pack/store.h"
 
 #include <inttypes.h>
@@ -220,7 +221,7 @@ enum dg_status dg_model_open(struct dg_model **out, const char *dir, struct dg_e
     }
     DG_GO(dg_config_load(&m->cfg, dir, err));
     DG_GO(dg_store_open(&m->store, err));
-    DG_GO(dg_checkpoint_add(m->store, dir, &warnings, err));
+    DG_GO(dg_weights_add(m->store, dir, &warnings, err));
     DG_GO(bind_model(m, err));
     warn_unknown(m->store, &warnings);
     m->warnings = dg_buf_take(&warnings, NULL);

@@ -249,7 +249,7 @@ enum dg_status dg_checkpoint_explain(const char *dir, const char *missing, struc
         const char *suffix, *what;
         bool cut; /* the right kind of model, but not all of it */
     } kinds[] = {
-        {".dgq.json", "a .dgq pack; this build reads safetensors checkpoints only", false},
+        {".dgq.json", "a .dgq pack whose download is incomplete", true},
         {".gguf", "a GGUF model; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it",
          false},
         {".safetensors", "safetensors files, so the download is incomplete", true},

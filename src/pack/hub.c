@@ -2,7 +2,7 @@
 
 #include "core/faults.h"
 #include "core/mem.h"
-#include "pack/checkpoint.h"
+#include "pack/pack_read.h"
 #include "pack/store.h"
 
 #include <dirent.h>
@@ -13,9 +13,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PATH_BYTES 4096
+#define PATH_BYTES DG_HUB_PATH
 #define SNAPSHOTS_MAX 1000
-#define ROOTS_MAX 3
 
 bool dg_hub_is_repo_id(const char *s) {
     static const char *const allowed = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_.";
@@ -46,7 +45,7 @@ static bool is_complete(const char *dir, struct dg_error *why) {
         DG_FAIL(why, DG_E_IO, "%s: has no config.json", dir);
         return false;
     }
-    bool good = dg_store_open(&s, why) == DG_OK && dg_checkpoint_add(s, dir, NULL, why) == DG_OK;
+    bool good = dg_store_open(&s, why) == DG_OK && dg_weights_add(s, dir, NULL, why) == DG_OK;
     dg_store_close(s);
     return good;
 }
@@ -101,8 +100,7 @@ static bool pick_snapshot(const char *repo, char best[PATH_BYTES], struct dg_err
     return found;
 }
 
-/* Cache roots in search order. */
-static int list_roots(char root[ROOTS_MAX][PATH_BYTES]) {
+int dg_hub_roots(char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH]) {
     int n = 0;
     static const char *const vars[] = {"DGQ_HF_HOME", "HF_HOME"};
     for (size_t i = 0; i < sizeof vars / sizeof *vars; i++) {
@@ -116,9 +114,23 @@ static int list_roots(char root[ROOTS_MAX][PATH_BYTES]) {
     return n;
 }
 
+bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t n) {
+    char root[DG_HUB_ROOTS_MAX][PATH_BYTES];
+    int n_roots = dg_hub_roots(root), org = (int)strcspn(repo, "/");
+    size_t n_rev = strspn(revision, "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_.");
+    if (!dg_hub_is_repo_id(repo) || n_rev == 0 || revision[n_rev] || revision[0] == '.')
+        return false;
+    for (int i = 0; i < n_roots; i++)
+        for (int flat = 0; flat < 2; flat++)
+            if (snprintf(path, n, "%s/%smodels--%.*s--%s/snapshots/%s", root[i], flat ? "" : "hub/", org, repo, repo + org + 1, revision) < (int)n &&
+                is_dir(path))
+                return true;
+    return false;
+}
+
 static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_error *err) {
-    char root[ROOTS_MAX][PATH_BYTES], name[256], best[PATH_BYTES], repo[PATH_BYTES];
-    int n_roots = list_roots(root), org = (int)strcspn(id, "/");
+    char root[DG_HUB_ROOTS_MAX][PATH_BYTES], name[256], best[PATH_BYTES], repo[PATH_BYTES];
+    int n_roots = dg_hub_roots(root), org = (int)strcspn(id, "/");
     struct dg_error why = {0};
     bool found = false, cached = false;
     for (int i = 0; i < n_roots && !found; i++)
@@ -177,12 +189,12 @@ enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *
 }
 
 enum dg_status dg_hub_cache_repo(const char *id, char **dir_out, struct dg_error *err) {
-    char root[ROOTS_MAX][PATH_BYTES], repo[PATH_BYTES];
+    char root[DG_HUB_ROOTS_MAX][PATH_BYTES], repo[PATH_BYTES];
     int org = (int)strcspn(id, "/");
     *dir_out = NULL;
     if (!dg_hub_is_repo_id(id))
         return DG_FAIL(err, DG_E_ARG, "%s is no repo id (org/name)", dg_clip(id, strlen(id)).s);
-    if (list_roots(root) == 0)
+    if (dg_hub_roots(root) == 0)
         return DG_FAIL(err, DG_E_ARG, "no cache folder is known: set HOME or HF_HOME, or give a folder");
     if (snprintf(repo, sizeof repo, "%s/hub/models--%.*s--%s", root[0], org, id, id + org + 1) >= (int)sizeof repo)
         return DG_FAIL(err, DG_E_ARG, "the path of the cache folder is too long");

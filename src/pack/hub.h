@@ -13,6 +13,14 @@
  * command. */
 enum dg_status dg_hub_resolve(const char *arg, char **dir_out, struct dg_error *err) DG_MUST_CHECK;
 
+/* Folders a Hugging Face cache may be in, in search order; returns how many. */
+#define DG_HUB_ROOTS_MAX 3
+#define DG_HUB_PATH 4096
+int dg_hub_roots(char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH]);
+
+/* The cache folder of exactly that revision of a repo; false when no cache root has it. Nothing in it is opened. */
+bool dg_hub_snapshot(const char *repo, const char *revision, char *path, size_t n);
+
 /* Whether arg has the form of a repo id: "org/name" of the characters the hub allows. */
 bool dg_hub_is_repo_id(const char *arg);
 /* The folder of a repo id in the first of those caches, hub/models--org--name, whether it is there or not: where a download goes.

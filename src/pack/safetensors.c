@@ -2,6 +2,7 @@
 
 #include "core/faults.h"
 #include "core/jsonr.h"
+#include "pack/dtype.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -10,21 +11,7 @@
 /* A cut file has one fault, not one for each tensor in the part that is gone. */
 #define BEYOND_NAMED_MAX 3
 
-struct dtype {
-    const char *name;
-    int bits;
-    enum dg_format kind;
-};
-
-static const struct dtype dtypes[] = {
-    {"BF16", 16, DG_FMT_BF16},    {"F16", 16, DG_FMT_F16},   {"F32", 32, DG_FMT_F32},      {"BOOL", 8, DG_FMT_COUNT},
-    {"U8", 8, DG_FMT_COUNT},      {"I8", 8, DG_FMT_COUNT},   {"F8_E5M2", 8, DG_FMT_COUNT}, {"F8_E4M3", 8, DG_FMT_COUNT},
-    {"F8_E8M0", 8, DG_FMT_COUNT}, {"F4", 4, DG_FMT_COUNT},   {"F6_E2M3", 6, DG_FMT_COUNT}, {"F6_E3M2", 6, DG_FMT_COUNT},
-    {"I16", 16, DG_FMT_COUNT},    {"U16", 16, DG_FMT_COUNT}, {"I32", 32, DG_FMT_COUNT},    {"U32", 32, DG_FMT_COUNT},
-    {"F64", 64, DG_FMT_COUNT},    {"I64", 64, DG_FMT_COUNT}, {"U64", 64, DG_FMT_COUNT},    {"C64", 64, DG_FMT_COUNT},
-    {"unknown", 0, DG_FMT_COUNT},
-};
-enum { N_DTYPES = sizeof dtypes / sizeof *dtypes };
+static const struct dg_dtype_info unknown = {"unknown", 0, DG_FMT_COUNT};
 
 /* State of reading one header. */
 struct reader {
@@ -67,7 +54,7 @@ static bool read_ints(struct dg_jsonr *r, struct ints *l, int max) {
 }
 
 struct entry {
-    const struct dtype *dtype; /* NULL = absent or not a string */
+    const struct dg_dtype_info *dtype; /* NULL = absent or not a string */
     int n_dtype;
     struct ints shape, offsets;
 };
@@ -77,10 +64,12 @@ static bool read_dtype(struct dg_jsonr *r, struct entry *e) {
     enum dg_json_token t = dg_jsonr_next(r);
     if (t != DG_JSON_STRING)
         return dg_jsonr_skip_from(r, t);
-    e->dtype = &dtypes[N_DTYPES - 1];
-    for (int i = 0; i < N_DTYPES - 1; i++)
-        if (dg_jsonr_is(r, dtypes[i].name))
-            e->dtype = &dtypes[i];
+    char name[16];
+    const struct dg_dtype_info *d = NULL;
+    size_t n = r->len <= sizeof name ? dg_jsonr_unescape(r, name) : SIZE_MAX;
+    if (n != SIZE_MAX)
+        d = dg_dtype_find(name, n);
+    e->dtype = d ? d : &unknown;
     return true;
 }
 

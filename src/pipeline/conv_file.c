@@ -66,7 +66,8 @@ static int64_t first_live(const struct dg_kv_layer *y, int64_t len) {
 static size_t row_bytes(const struct dg_kv_layer *y) { return (size_t)y->kv_heads * (size_t)y->hd * dg_dtype_bytes(y->dtype); }
 
 /* Runs of consecutive slots, at most a chunk at a time. */
-static enum dg_status pass_plane(struct stream *s, struct dg_backend *be, const struct dg_kv_layer *y, void *plane, int64_t len, struct dg_error *err) {
+static enum dg_status pass_plane(struct stream *s, struct dg_backend *be, const struct dg_kv_layer *y, void *plane, int64_t len,
+                                 struct dg_error *err) {
     size_t row = row_bytes(y);
     int64_t most = row < CHUNK ? (int64_t)(CHUNK / row) : 0;
     if (!most)
@@ -140,6 +141,8 @@ static void sync_folder(const char *path) {
 
 enum dg_status dg_conversation_save(const struct dg_conversations *c, const struct dg_conversation *v, const char *path, struct dg_error *err) {
     char part[4200];
+    if (c->opts.attention.unwindowed)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation whose sliding layers see more than their window (DGQ_ATTN_WINDOW=0) cannot be saved");
     if (snprintf(part, sizeof part, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof part)
         return DG_FAIL(err, DG_E_ARG, "the path to save to is too long");
     FILE *f = fopen(part, "wbe");

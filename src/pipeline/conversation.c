@@ -158,14 +158,14 @@ void dg_conversation_route(const struct dg_conversations *c, const int32_t *ids,
             lost_lcp = lcp;
         if (v->s->log.n == 0)
             empty = v;
-        bool cheap = lcp >= DG_ROUTE_LCP_MIN && tail <= DG_ROUTE_TAIL_MAX && lcp >= dg_kv_cut_floor(&v->s->kv);
+        bool cheap = lcp >= DG_ROUTE_LCP_MIN && tail <= DG_ROUTE_TAIL_MAX && lcp >= dg_session_cut_floor(v->s);
         if (lcp > 0 && (tail == 0 || cheap) && (lcp > out->lcp || (lcp == out->lcp && tail < best_tail))) {
             best = v;
             best_tail = tail;
             out->lcp = lcp;
         }
     }
-    if (!best && !empty && lost && lost_lcp == out->best_lcp && lost_lcp > 0 && lost_lcp >= dg_kv_cut_floor(&lost->s->kv)) {
+    if (!best && !empty && lost && lost_lcp == out->best_lcp && lost_lcp > 0 && lost_lcp >= dg_session_cut_floor(lost->s)) {
         /* it would be forgotten to make room: what it shares with the prompt costs nothing to keep */
         best = lost;
         best_tail = (int64_t)lost->s->log.n - lost_lcp;

@@ -71,7 +71,7 @@ int64_t dg_conversations_computed(const struct dg_conversations *c);
 size_t dg_ids_common(const int32_t *a, size_t n_a, const int32_t *b, size_t n_b);
 
 /* Writes log, marks and live KV (full layers whole, sliding ones their window) with an XXH3 checksum, by way of a temporary file and
- * rename. Errors: DG_E_IO, DG_E_NOMEM. */
+ * rename. Errors: DG_E_IO, DG_E_NOMEM, DG_E_UNSUPPORTED with unwindowed attention, whose view is longer than what is saved. */
 enum dg_status dg_conversation_save(const struct dg_conversations *c, const struct dg_conversation *v, const char *path, struct dg_error *err)
     DG_MUST_CHECK;
 /* Whether such a file is there and meant for this model and context, by its head and size. Errors as below. */

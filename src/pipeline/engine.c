@@ -88,7 +88,7 @@ static void lineage_broke(struct run *r) {
 
 /* Tokens that cutting to len computes again. */
 static int64_t cut_cost(const struct dg_session *s, int64_t len) {
-    return len < s->kv.len && len > 0 && len < dg_kv_cut_floor(&s->kv) ? len : 0;
+    return len < s->kv.len && len > 0 && len < dg_session_cut_floor(s) ? len : 0;
 }
 
 static enum dg_status cut(struct run *r, int64_t len, struct dg_error *err) {
@@ -144,14 +144,18 @@ static enum dg_status op_extend(struct run *r, struct dg_error *err) {
     if (!r->op->as_turn)
         return dg_session_extend(s, r->op->ids, r->op->n, on_prefill, r, err);
     enum dg_status st = extend(r, r->op->ids, r->op->n, err);
-    if (st != DG_OK) {
-        /* no position behind the start was given out, so that nothing becomes stale; the end of the ring is where it was */
-        dg_kv_cut(&s->kv, start);
-        s->log.n = (size_t)start;
-        return st;
+    if (st == DG_OK) {
+        r->v->turn_start = start;
+        return DG_OK;
     }
-    r->v->turn_start = start;
-    return DG_OK;
+    if (s->kv.len > start) {
+        struct dg_error ignored = {0};
+        s->cancel = NULL;
+        if (dg_session_rewind(s, start, NULL, NULL, &ignored) != DG_OK)
+            dg_error_clear(&ignored);
+        lineage_broke(r);
+    }
+    return st;
 }
 
 static enum dg_status op_fill(struct run *r, struct dg_error *err) {
@@ -320,7 +324,6 @@ static enum dg_status op_route(struct run *r, struct dg_error *err) {
         to->conv = r->v->id;
     }
     r->v->held = true;
-    r->v->used = ++r->e->all.tick;
     say_route(r, to);
     return DG_OK;
 }
@@ -590,10 +593,8 @@ static void exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *em
         /* the op may end on another conversation than it began with; sessions outlive their conversations */
         struct dg_session *s = r.v ? r.v->s : NULL;
         struct dg_event start = event_of(&r, DG_EV_ANSWER);
-        if (s) {
-            r.v->used = ++e->all.tick;
+        if (s)
             s->cancel = op->cancel;
-        }
         st = table[op->kind].run(&r, &err);
         if (s)
             s->cancel = NULL;
@@ -601,6 +602,8 @@ static void exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *em
         bool moved = now.conv == start.conv && (now.at.epoch != start.at.epoch || now.at.pos != start.at.pos);
         if (moved && !(table[op->kind].needs & KEEPS_TURN) && !op->as_turn)
             r.v->turn_start = -1;
+        if (r.v && (st == DG_OK || st == DG_E_CANCELLED))
+            r.v->used = ++e->all.tick;
     }
     r.a.status = st;
     /* the same whichever check noticed it */

@@ -32,6 +32,8 @@ struct session {
     struct saved saved[SAVED_MAX];
     size_t n_saved;
     int64_t cut_lines;
+    struct dg_buf line; /* the last one read, while `more` */
+    bool more;
     /* the op in work */
     struct lines want;
     size_t at, cancel_at; /* cancel_at: events after which the op was cancelled, SIZE_MAX = it was not */
@@ -58,21 +60,35 @@ static enum dg_status lines_add(struct lines *l, const char *s, size_t n, struct
     return l->v[l->n++] ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "no memory for the op log's lines");
 }
 
-/* The next line of this session without its newline, in *line (of *cap bytes, for getline); false at the end. A line without its brace was
- * cut. */
-static bool next_line(struct session *s, char **line, size_t *cap, size_t *n) {
-    ssize_t got;
-    while ((got = getline(line, cap, s->f)) > 0) {
-        *n = (size_t)got;
-        while (*n && ((*line)[*n - 1] == '\n' || (*line)[*n - 1] == '\r'))
-            (*line)[--*n] = 0;
-        if (*n < s->n_prefix || memcmp(*line, s->prefix, s->n_prefix) != 0)
-            continue;
-        if ((*line)[*n - 1] == '}')
-            return true;
-        s->cut_lines++;
+/* The next line without its newline; *more is false at the end of the file. A NUL, which no log holds, ends a line early. */
+static enum dg_status read_line(FILE *f, struct dg_buf *line, bool *more, struct dg_error *err) {
+    char chunk[16384];
+    dg_buf_clear(line);
+    *more = false;
+    while (fgets(chunk, sizeof chunk, f)) {
+        size_t n = strlen(chunk);
+        bool whole = n && chunk[n - 1] == '\n';
+        *more = true;
+        if (dg_buf_add(line, chunk, n - whole) != DG_OK)
+            return DG_FAIL(err, line->status, "a line of the op log has more than %zu bytes", line->len);
+        if (whole)
+            break;
     }
-    return false;
+    return ferror(f) ? DG_FAIL(err, DG_E_IO, "cannot read the op log: %s", strerror(errno)) : DG_OK;
+}
+
+/* The next line of this session; *more is false when there is none. A line without its brace was cut. */
+static enum dg_status next_line(struct session *s, struct dg_error *err) {
+    struct dg_buf *b = &s->line;
+    do {
+        DG_TRY(read_line(s->f, b, &s->more, err));
+        if (b->len < s->n_prefix || memcmp(b->data, s->prefix, s->n_prefix) != 0)
+            continue;
+        if (b->data[b->len - 1] == '}')
+            return DG_OK;
+        s->cut_lines++;
+    } while (s->more);
+    return DG_OK;
 }
 
 static void keep_difference(struct session *s, const char *recorded, const char *replayed) {
@@ -148,37 +164,35 @@ static enum dg_status run_op(struct session *s, const json_t *line, struct dg_er
     return st;
 }
 
-/* Collects an op's recorded events; the op line itself is in `op`. *next: the line that follows them was read already. */
-static enum dg_status collect(struct session *s, char **line, size_t *cap, bool *next, size_t *n, struct dg_error *err) {
+/* Collects an op's recorded events and reads the line behind them. */
+static enum dg_status collect(struct session *s, struct dg_error *err) {
     lines_clear(&s->want);
-    while ((*next = next_line(s, line, cap, n))) {
-        const char *rest = *line + s->n_prefix;
+    for (bool answered = false;;) {
+        DG_TRY(next_line(s, err));
+        if (answered || !s->more)
+            return DG_OK;
+        const char *rest = s->line.data + s->n_prefix;
         if (!strncmp(rest, "\"t\":\"op\"", 8) || !strncmp(rest, "\"t\":\"session\"", 13))
             return DG_OK;
-        DG_TRY(lines_add(&s->want, rest, *n - s->n_prefix, err));
-        if (is_answer(rest)) {
-            *next = next_line(s, line, cap, n);
-            return DG_OK;
-        }
+        DG_TRY(lines_add(&s->want, rest, s->line.len - s->n_prefix, err));
+        answered = is_answer(rest);
     }
-    return DG_OK;
 }
 
-static enum dg_status run_ops(struct session *s, char **line, size_t *cap, struct dg_error *err) {
-    size_t n;
-    bool have = next_line(s, line, cap, &n);
-    while (have && !s->told.differs) {
+static enum dg_status run_ops(struct session *s, struct dg_error *err) {
+    DG_TRY(next_line(s, err));
+    while (s->more && !s->told.differs) {
         json_error_t je;
-        json_t *op = json_loadb(*line, n, 0, &je);
+        json_t *op = json_loadb(s->line.data, s->line.len, 0, &je);
         const char *type = json_string_value(json_object_get(op, "t"));
         if (!type || strcmp(type, "op") != 0) {
             /* a cut line that happens to end in a brace, or an event whose op was cut */
             s->cut_lines++;
             json_decref(op);
-            have = next_line(s, line, cap, &n);
+            DG_TRY(next_line(s, err));
             continue;
         }
-        enum dg_status st = collect(s, line, cap, &have, &n, err);
+        enum dg_status st = collect(s, err);
         bool answered = st == DG_OK && s->want.n && is_answer(s->want.v[s->want.n - 1]);
         if (answered)
             st = run_op(s, op, err);
@@ -197,18 +211,17 @@ static enum dg_status run_session(const struct dg_replay_opts *o, FILE *f, const
     struct session s = {.o = o, .f = f};
     struct dg_oplog_session h;
     const char *id = json_string_value(json_object_get(head, "s"));
-    char *line = NULL;
-    size_t cap = 0;
     enum dg_status st;
     if (!id || !*id || strlen(id) > 16)
         return DG_FAIL(err, DG_E_FORMAT, "a session of the op log has no id");
     dg_oplog_writer_init(&s.w, id);
+    dg_buf_init(&s.line, DG_OPLOG_LINE_MAX);
     s.n_prefix = (size_t)snprintf(s.prefix, sizeof s.prefix, "{\"s\":\"%s\",", id);
     s.told.id = id;
     s.told.note = "";
     DG_GO(dg_oplog_read_head(head, &h, err));
     DG_GO(o->open(o->ctx, &h, &s.stage, err));
-    DG_GO(run_ops(&s, &line, &cap, err));
+    DG_GO(run_ops(&s, err));
     s.told.recorded = s.recorded ? s.recorded : "";
     s.told.replayed = s.replayed ? s.replayed : "";
     total->sessions++;
@@ -229,47 +242,58 @@ done:
     dg_free(s.recorded);
     dg_free(s.replayed);
     dg_oplog_writer_deinit(&s.w);
-    free(line);
+    dg_buf_deinit(&s.line);
+    return st;
+}
+
+/* Whether a line is a session's head: told from its beginning. */
+static bool is_head(const struct dg_buf *b) {
+    const char *t = b->len ? strstr(b->data, "\"t\":\"session\"") : NULL;
+    return t && t - b->data <= 32 && strncmp(b->data, "{\"s\":\"", 6) == 0;
+}
+
+static enum dg_status run_all(const char *path, FILE *heads, FILE *f, const struct dg_replay_opts *o, struct dg_replay_total *total, int64_t *seen,
+                              struct dg_error *err) {
+    struct dg_buf line;
+    enum dg_status st;
+    dg_buf_init(&line, DG_OPLOG_LINE_MAX);
+    for (bool more = true; more && !total->differing;) {
+        json_error_t je;
+        DG_GO(read_line(heads, &line, &more, err));
+        if (!more || !is_head(&line))
+            continue;
+        json_t *head = json_loadb(line.data, line.len, 0, &je);
+        const char *id = json_string_value(json_object_get(head, "s"));
+        if (!head)
+            total->cut_lines++;
+        else if (++*seen > DG_REPLAY_SESSIONS_MAX)
+            st = DG_FAIL(err, DG_E_LIMIT, "%s holds more than %d sessions", path, DG_REPLAY_SESSIONS_MAX);
+        else if (!o->session || (id && !strcmp(id, o->session))) {
+            /* its lines follow its head, perhaps with other sessions' between them */
+            st = fseeko(f, ftello(heads), SEEK_SET) == 0 ? run_session(o, f, head, total, err)
+                                                         : DG_FAIL(err, DG_E_IO, "cannot read %s: %s", path, strerror(errno));
+        }
+        json_decref(head);
+        DG_GO(st);
+    }
+done:
+    dg_buf_deinit(&line);
     return st;
 }
 
 enum dg_status dg_replay_run(const char *path, const struct dg_replay_opts *o, struct dg_replay_total *total, struct dg_error *err) {
     FILE *f = fopen(path, "re"), *heads = f ? fopen(path, "re") : NULL;
-    char *line = NULL;
-    size_t cap = 0;
-    enum dg_status st = DG_OK;
-    memset(total, 0, sizeof *total);
-    if (!heads) {
-        st = DG_FAIL(err, DG_E_IO, "cannot open %s: %s", path, strerror(errno));
-        if (f)
-            fclose(f);
-        return st;
-    }
+    enum dg_status st;
     int64_t seen = 0;
-    for (ssize_t n; st == DG_OK && !total->differing && (n = getline(&line, &cap, heads)) > 0;) {
-        json_error_t je;
-        const char *t = strstr(line, "\"t\":\"session\"");
-        if (strncmp(line, "{\"s\":\"", 6) != 0 || !t || t - line > 32)
-            continue;
-        json_t *head = json_loadb(line, (size_t)n, 0, &je);
-        const char *id = json_string_value(json_object_get(head, "s"));
-        if (!head)
-            total->cut_lines++;
-        else if (++seen > DG_REPLAY_SESSIONS_MAX)
-            st = DG_FAIL(err, DG_E_LIMIT, "%s holds more than %d sessions", path, DG_REPLAY_SESSIONS_MAX);
-        else if (!o->session || (id && !strcmp(id, o->session))) {
-            /* its lines follow its head, perhaps with other sessions' between them */
-            if (fseeko(f, ftello(heads), SEEK_SET) != 0)
-                st = DG_FAIL(err, DG_E_IO, "cannot read %s: %s", path, strerror(errno));
-            else
-                st = run_session(o, f, head, total, err);
-        }
-        json_decref(head);
-    }
-    if (st == DG_OK && !seen)
-        st = DG_FAIL(err, DG_E_FORMAT, "%s is no op log: it holds no session", path);
-    free(line);
-    fclose(heads);
-    fclose(f);
+    memset(total, 0, sizeof *total);
+    if (heads) {
+        st = run_all(path, heads, f, o, total, &seen, err);
+        fclose(heads);
+        if (st == DG_OK && !seen)
+            st = DG_FAIL(err, DG_E_FORMAT, "%s is no op log: it holds no session", path);
+    } else
+        st = DG_FAIL(err, DG_E_IO, "cannot open %s: %s", path, strerror(errno));
+    if (f)
+        fclose(f);
     return st;
 }

@@ -145,10 +145,15 @@ enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_
     return extend(s, ids, n, false, NULL, NULL, err);
 }
 
+int64_t dg_session_cut_floor(const struct dg_session *s) {
+    int64_t floor = dg_kv_cut_floor(&s->kv), fresh = s->kv.high - s->cfg->canvas;
+    return s->opts.attention.unwindowed && s->kv.high > s->kv.ring && fresh > floor ? fresh : floor;
+}
+
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) {
     if (len < 0 || len > s->kv.len)
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
-    bool rebuild = len > 0 && len < dg_kv_cut_floor(&s->kv);
+    bool rebuild = len > 0 && len < dg_session_cut_floor(s);
     dg_kv_cut(&s->kv, rebuild ? 0 : len);
     enum dg_status st = rebuild ? prefill(s, s->log.v, len, true, progress, ctx, err) : DG_OK;
     s->log.n = (size_t)s->kv.len;

@@ -33,8 +33,8 @@ struct dg_session {
     float *entropy, *p_max;
     int32_t *argmax;
     float *row; /* one row of logits on the host, cfg.vocab: to draw from */
-    /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL = never. Borrowed; whoever drives
-     * the session sets the pointer, any thread or a signal handler the value. */
+    /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL =
+     * never. Borrowed; whoever drives the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;
 };
 
@@ -59,6 +59,10 @@ enum dg_status dg_session_extend(struct dg_session *s, const int32_t *ids, size_
 /* The same for tokens the model produced: they were computed on a canvas at these positions, so the room is there even where no further
  * canvas would fit. Not cancelled half-way. */
 enum dg_status dg_session_append(struct dg_session *s, const int32_t *ids, size_t n, struct dg_error *err) DG_MUST_CHECK;
+
+/* Lowest length that a rewind reaches without computing anything again (0 always is): what dg_kv_cut_floor says and, where sliding layers see
+ * all that their rings hold, what leaves them as long a view as a timeline that was never longer has. */
+int64_t dg_session_cut_floor(const struct dg_session *s);
 
 /* Cuts the timeline back to len tokens. Where the sliding rings no longer hold the window before the cut, the prefix is prefilled again
  * (progress reports it); cancelled or failed meanwhile, the timeline is a shorter prefix. */

@@ -4,7 +4,7 @@ set -u
 log=$DG_BUILD/test-logs/turn_oracle.out
 mkdir -p "$(dirname "$log")"
 case $DG_BUILD in
-*asan* | *ubsan* | *tsan*) part="--exact-only --every 5" ;;
+*asan* | *ubsan* | *tsan*) part="--exact-only --every 11" ;;
 *) part= ;;
 esac
 # shellcheck disable=SC2086

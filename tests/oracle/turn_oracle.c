@@ -6,7 +6,7 @@
  * top-2 margin below 0.05 is named fragile when it differs. --exact-only leaves the second pass out, --every N takes the first of every N
  * cases, for runs that are slow. The last line is "N passed, N failed". */
 #include "ops/backends.h"
-#include "session/turn.h"
+#include "support/turns.h"
 
 #include <jansson.h>
 #include <stdio.h>
@@ -15,71 +15,13 @@
 
 #define FRAGILE_MARGIN 0.05
 
-struct steps {
-    int32_t n[256];
-    int32_t blocks;
-};
-
-static void on_block(void *ctx, const struct dg_block_event *e) {
-    struct steps *s = ctx;
-    if (s->blocks < 256)
-        s->n[s->blocks] = e->steps;
-    s->blocks++;
-}
-
-struct run {
-    struct dg_session *s;
-    const struct dg_config *cfg;
-    struct steps steps;
-    struct dg_turn turn;
-};
-
-static int32_t *ids_of(const json_t *a, size_t *n) {
-    *n = json_array_size(a);
-    int32_t *v = malloc((*n + 1) * sizeof *v);
-    for (size_t i = 0; i < *n; i++)
-        v[i] = (int32_t)json_integer_value(json_array_get(a, i));
-    return v;
-}
-
-/* Leaves the finished turn in r->turn. */
-static enum dg_status generate(struct run *r, const json_t *c, bool reference, struct dg_error *err) {
-    size_t n;
-    int32_t *ids = ids_of(json_object_get(c, "prompt_ids"), &n);
-    enum dg_status st = dg_session_rewind(r->s, 0, NULL, NULL, err);
-    if (st == DG_OK)
-        st = dg_session_extend(r->s, ids, n, NULL, NULL, err);
-    free(ids);
-    DG_TRY(st);
-    struct dg_turn_opts o = {.seed = (uint64_t)json_integer_value(json_object_get(c, "seed")), .on_block = on_block, .ctx = &r->steps};
-    dg_sampler_params_init(&o.sampler, r->cfg, NULL);
-    o.sampler.reference_stops = reference;
-    dg_commit_policy_init(&o.policy, r->cfg, NULL);
-    o.policy.trim = o.policy.hard = 0;
-    o.policy.retries = 0;
-    o.policy.repeat_max = 0;
-    o.first_step = reference ? DG_SC_NONE : DG_SC_SEED;
-    memset(&r->steps, 0, sizeof r->steps);
-    DG_TRY(dg_turn_begin(&r->turn, r->s, &o, err));
-    return dg_turn_run(&r->turn, err);
-}
-
-static bool same_ids(const struct dg_ids *got, const json_t *want) {
-    if (got->n != json_array_size(want))
-        return false;
-    for (size_t i = 0; i < got->n; i++)
-        if (got->v[i] != json_integer_value(json_array_get(want, i)))
-            return false;
-    return true;
-}
-
 /* want: array of step counts, or of blocks that hold one. */
-static bool same_steps(const struct steps *got, const json_t *want) {
-    if ((size_t)got->blocks != json_array_size(want) || got->blocks > 256)
+static bool same_steps(const struct turn_run *got, const json_t *want) {
+    if ((size_t)got->blocks != json_array_size(want) || got->blocks > TURN_BLOCKS_MAX)
         return false;
     for (int32_t i = 0; i < got->blocks; i++) {
         json_t *w = json_array_get(want, (size_t)i);
-        if (got->n[i] != json_integer_value(json_is_object(w) ? json_object_get(w, "steps") : w))
+        if (got->steps[i] != json_integer_value(json_is_object(w) ? json_object_get(w, "steps") : w))
             return false;
     }
     return true;
@@ -97,12 +39,12 @@ static double smallest_margin(const json_t *c) {
     return least;
 }
 
-static bool one(struct run *r, size_t i, const json_t *c, bool reference) {
+static bool one(struct turn_run *r, size_t i, const json_t *c, bool reference) {
     struct dg_error err = {0};
     const json_t *ref = json_object_get(c, "reference_mode");
-    enum dg_status st = generate(r, c, reference, &err);
-    bool ids_ok = st == DG_OK && same_ids(&r->turn.out, json_object_get(reference ? ref : c, "out_ids"));
-    bool steps_ok = st == DG_OK && same_steps(&r->steps, json_object_get(reference ? ref : c, reference ? "steps" : "blocks"));
+    enum dg_status st = turn_generate(r, c, reference, &err);
+    bool ids_ok = st == DG_OK && turn_same_ids(&r->turn.out, json_object_get(reference ? ref : c, "out_ids"));
+    bool steps_ok = st == DG_OK && same_steps(r, json_object_get(reference ? ref : c, reference ? "steps" : "blocks"));
     json_t *stop = json_object_get(c, "stop_id");
     bool stop_ok = reference || (json_is_integer(stop) ? r->turn.stop_id == json_integer_value(stop) : true);
     bool ok = ids_ok && steps_ok && stop_ok;
@@ -125,7 +67,7 @@ struct count {
 static struct count pass(struct dg_backend *be, const json_t *cases, size_t every, bool exact, struct dg_error *err) {
     struct count n = {0, 0};
     struct dg_session_opts so = {.kv = exact ? DG_F32 : DG_F16, .sc_sparse = !exact};
-    struct run r = {.cfg = &be->model->cfg};
+    struct turn_run r = {.cfg = &be->model->cfg};
     if (dg_session_create(&r.s, be, &so, err) != DG_OK) {
         n.failed = 1;
         return n;

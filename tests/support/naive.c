@@ -312,7 +312,8 @@ static void attention(struct nv_model *m, int l, bool encoder, double *x, int n,
 
 static void feed_forward(struct nv_model *m, int l, double scalar, double *x, double *router) {
     int h = m->hidden, id[64];
-    double *t = nv_new(h), *dense = nv_new(h), *moe = nv_new(h), *g = nv_new(m->inter), *u = nv_new(m->inter), *logits = nv_new(m->experts), weight[64];
+    double *t = nv_new(h), *dense = nv_new(h), *moe = nv_new(h), *g = nv_new(m->inter), *u = nv_new(m->inter);
+    double *logits = nv_new(m->experts), weight[64];
     nv_norm(x, nv_layer_tensor(m, l, "pre_feedforward_layernorm.weight", h), h, m->eps, t);
     nv_matvec(nv_layer_tensor(m, l, "mlp.gate_proj.weight", (int64_t)m->inter * h), m->inter, h, t, g);
     nv_matvec(nv_layer_tensor(m, l, "mlp.up_proj.weight", (int64_t)m->inter * h), m->inter, h, t, u);
@@ -353,6 +354,8 @@ void nv_layer(struct nv_model *m, int l, bool encoder, double *x, int n, int64_t
     snprintf(name, sizeof name, encoder ? "model.encoder.language_model.layers.%d.layer_scalar" : "model.decoder.layers.%d.layer_scalar", l);
     double scalar = nv_tensor(m, name, 1)[0];
     attention(m, l, encoder, x, n, pos0, look);
+    if (look && look->attention_only)
+        return;
     for (int i = 0; i < n; i++)
         feed_forward(m, l, scalar, x + (int64_t)i * m->hidden, look && look->router ? look->router + (int64_t)i * m->experts : NULL);
     if (look && look->out)

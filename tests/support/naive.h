@@ -55,6 +55,7 @@ struct nv_look {
     double *q, *att; /* [n][heads * hd]: rotated queries, attention before the output projection */
     double *router;  /* [n][experts]: logits */
     double *out;     /* [n][hidden] */
+    bool attention_only; /* stop behind the attention block */
 };
 
 /* A layer over n rows x [n][hidden] at pos0, in place; the rows' keys and values are written. */

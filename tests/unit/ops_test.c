@@ -613,6 +613,32 @@ static void attention_topk(void **state) {
     }
 }
 
+/* A key of NaN is not a key of low score: what saw it is NaN, whether keys are selected or not. */
+static void attention_nan(void **state) {
+    (void)state;
+    enum { T = 200, HD = 8 };
+    static const int place[] = {0, 77, T - 1};
+    for (size_t p = 0; p < 3; p++)
+        for (int topk = 0; topk < 2; topk++) {
+            float k[T * HD], v[T * HD];
+            for (int i = 0; i < T * HD; i++) {
+                k[i] = (float)uniform();
+                v[i] = (float)uniform();
+            }
+            k[place[p] * HD + 3] = NAN;
+            struct dg_kv_layer kv = {k, v, DG_F32, 1, HD, T, false, 0};
+            struct dg_batch b = {2, 2, T - 2, false, -1, topk ? 5 : 0};
+            struct dg_plane q = random_plane(2, 2 * HD, 0, 1), y = strided(2, 2 * HD, 0);
+            be->ops->attention(be, &q, 2, &b, &kv, &y);
+            be_ok();
+            for (int i = 0; i < 2 * HD; i++)
+                if (!isnan(row(&y, 0)[i]))
+                    fail_msg("a key of NaN at %d vanished%s", place[p], topk ? " among the selected" : "");
+            drop(&q);
+            drop(&y);
+        }
+}
+
 /* ---- head, statistics, soft embedding ---- */
 
 static struct dg_row_stats stats_of(int rows) {
@@ -832,7 +858,7 @@ static void embed_formats(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(linear_formats), cmocka_unit_test(glu_formats),    cmocka_unit_test(experts_formats), cmocka_unit_test(router_ties),
-        cmocka_unit_test(norms),          cmocka_unit_test(attention_sees), cmocka_unit_test(attention_topk),  cmocka_unit_test(head_formats),
+        cmocka_unit_test(norms),          cmocka_unit_test(attention_sees), cmocka_unit_test(attention_topk),  cmocka_unit_test(attention_nan), cmocka_unit_test(head_formats),
         cmocka_unit_test(statistics),     cmocka_unit_test(head_nan),       cmocka_unit_test(soft_embedding),  cmocka_unit_test(embed_formats),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

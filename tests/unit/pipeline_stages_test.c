@@ -10,6 +10,7 @@
 #include "support/mkckpt.h"
 #include "support/rig.h"
 
+#include <malloc.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -423,6 +424,35 @@ static void two_hundred_turns(void **state) {
     end_rig();
 }
 
+/* A thousand turns, with a log, do not make the process larger. */
+static void memory_is_flat(void **state) {
+    (void)state;
+    begin_rig(300, 2);
+    rig.opts.gen.max_tokens = 8;
+    rig.opts.gen.sampler.steps_max = 1;
+    log_to(rig.dir);
+    size_t at_100 = 0;
+    for (uint64_t i = 0; i < 1000; i++) {
+        struct dg_gen g = rig.opts.gen;
+        g.seed = i;
+        done((struct dg_op){.kind = DG_OP_FILL, .len = 3, .seed = i});
+        struct dg_result r = done((struct dg_op){.kind = DG_OP_GENERATE, .gen = &g});
+        done((struct dg_op){.kind = DG_OP_FINALIZE, .ids = r.ids.v, .n = r.ids.n});
+        done((struct dg_op){.kind = DG_OP_MARK, .mark = "end"});
+        if (r.at.pos > 200)
+            done((struct dg_op){.kind = DG_OP_REWIND, .at = {r.at.epoch, 1}});
+        if (i % 50 == 0)
+            done((struct dg_op){.kind = DG_OP_ACTIVATE, .conv = DG_CONV_NEW});
+        dg_ids_deinit(&r.ids);
+        if (i == 100)
+            at_100 = mallinfo2().uordblks;
+    }
+    size_t now = mallinfo2().uordblks;
+    if (now > at_100 + at_100 / 100)
+        fail_msg("%zu bytes after 100 turns, %zu after 1000", at_100, now);
+    end_rig();
+}
+
 /* --- validator and repair, with a check that calls 77 an invalid call --- */
 
 static enum dg_status no_77(void *ctx, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid, struct dg_ids *feedback,
@@ -634,6 +664,7 @@ int main(void) {
         cmocka_unit_test(a_killed_process_leaves_a_log),
         cmocka_unit_test(hostile_logs),
         cmocka_unit_test(two_hundred_turns),
+        cmocka_unit_test(memory_is_flat),
         cmocka_unit_test(the_script_plays),
         cmocka_unit_test(the_validator_tries_again),
         cmocka_unit_test(the_validator_moves_the_seed),

@@ -217,7 +217,7 @@ static void rope_layer(int l, enum dg_dtype dtype, int64_t pos0, bool ring, int6
     assert_int_equal(has_v, !nv.full[l]);
     double *x = residual(l, ROWS), *q = nv_new((int64_t)ROWS * qn), *copy = nv_new((int64_t)ROWS * nv.hidden);
     memcpy(copy, x, (size_t)ROWS * (size_t)nv.hidden * sizeof *copy);
-    nv_layer(&nv, l, true, copy, ROWS, pos0, &(struct nv_look){.q = q});
+    nv_layer(&nv, l, true, copy, ROWS, pos0, &(struct nv_look){.q = q, .attention_only = true});
 
     struct dg_plane in = plane_of(x, ROWS, nv.hidden), h = plane(ROWS, nv.hidden), qkv = plane(ROWS, qn + (has_v ? 2 : 1) * kn);
     struct dg_kv_layer kv = cache(l, dtype, slots, ring);
@@ -286,10 +286,10 @@ static void attention_layer(int l, enum dg_dtype dtype, bool causal, int64_t pos
     bool ring = !nv.full[l];
     int64_t slots = ring ? 256 : CTX;
     double *x = residual(l, n), *q = nv_new((int64_t)n * qn), *att = nv_new((int64_t)n * qn);
-    struct nv_look look = {.q = q, .att = att};
+    struct nv_look look = {.q = q, .att = att, .attention_only = true};
     double *before = residual(l, (int)pos0 > 0 ? (int)pos0 : 1);
     if (pos0)
-        nv_layer(&nv, l, true, before, (int)pos0, 0, NULL);
+        nv_layer(&nv, l, true, before, (int)pos0, 0, &(struct nv_look){.attention_only = true});
     nv_layer(&nv, l, causal, x, n, pos0, &look);
     struct dg_kv_layer kv = cache(l, dtype, slots, ring);
     for (int64_t p = 0; p < pos0 + n; p++)
@@ -420,7 +420,7 @@ static void whole_passes(void **state) {
     struct dg_planes p;
     struct dg_kv kv;
     struct dg_error err = {0};
-    int h = nv.hidden, n = PROMPT, c = nv.canvas;
+    int h = nv.hidden, n = PROMPT, c = 24; /* rows of the canvas: fewer than the model's, as in a re-roll */
     double *hidden = nv_new((int64_t)n * h), *layers = nv_new((int64_t)nv.layers * n * h);
     nv_embed(&nv, tokens, n, hidden);
     for (int l = 0; l < nv.layers; l++)

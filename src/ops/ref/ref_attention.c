@@ -121,12 +121,14 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
                    float *y) {
     int32_t hd = kv->hd;
     float max = -INFINITY, sum = 0;
+    bool any_nan = false; /* no order among the scores then: all stay, and the row comes out as NaN */
     for (int64_t t = lo; t < hi; t++) {
         int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
         s[t - lo] = dg_ref_dot(q, kv_get(kv->k, kv->dtype, at, hd, kv_row), hd);
         max = s[t - lo] > max ? s[t - lo] : max;
+        any_nan |= isnan(s[t - lo]);
     }
-    if (keys < hi - lo)
+    if (keys < hi - lo && !any_nan)
         keep_highest(s, hi - lo, keys, s + (hi - lo));
     for (int64_t t = lo; t < hi; t++) {
         s[t - lo] = expf(s[t - lo] - max);

@@ -1,0 +1,159 @@
+/* golden: runs the fixed cases and compares token ids and KV fingerprints with a file, byte for byte; --bless writes it. The file holds a
+ * table per backend, since two backends need not round alike. */
+#include "cli/cli.h"
+
+#include "cli/golden_cases.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define GOLDEN_FILE "tests/data/golden.json"
+
+struct golden {
+    struct dg_model_args model;
+    const char *only;
+    bool bless;
+    struct dg_runtime r;
+    struct dg_turn_text text;
+    json_t *file;
+};
+
+static bool shows_nothing(void *ctx, const int32_t *ids, int32_t n) { return dg_turn_text_shows_nothing(ctx, ids, n); }
+
+/* What a case gives: {"ids": [...], "kv": "..."}. */
+static enum dg_status run_case(struct golden *p, const struct dg_golden_case *c, json_t **out, struct dg_error *err) {
+    struct dg_golden g = {.r = &p->r, .text = &p->text};
+    struct dg_engine_opts o = {.session = c->session, .conversations_max = 2, .blank = p->text.blank, .shows_nothing = shows_nothing,
+                               .text_ctx = &p->text};
+    struct dg_result r = {0};
+    enum dg_status st;
+    char kv[17];
+    o.session.sc_sparse = !c->exact;
+    dg_gen_init(&o.gen, &p->r.model->cfg, NULL); /* defaults: the caller's switches must not matter */
+    dg_turn_text_policy(&p->text, &o.gen.policy);
+    g.gen = o.gen;
+    DG_GO(dg_engine_create(&g.engine, p->r.be, &o, err));
+    g.stage = dg_engine_stage(g.engine);
+    DG_GO(c->run(&g, err));
+    struct dg_op print = {.kind = DG_OP_FINGERPRINT};
+    DG_GO(dg_stage_call(g.stage, &print, NULL, NULL, &r, err));
+    json_t *ids = json_array();
+    for (size_t i = 0; i < g.ids.n; i++)
+        json_array_append_new(ids, json_integer(g.ids.v[i]));
+    snprintf(kv, sizeof kv, "%016llx", (unsigned long long)r.fingerprint);
+    *out = json_pack("{s:o, s:I, s:s}", "ids", ids, "tokens", (json_int_t)r.at.pos, "kv", kv);
+    if (!*out || json_array_size(ids) != g.ids.n)
+        st = DG_FAIL(err, DG_E_NOMEM, "no memory for a case");
+done:
+    dg_stage_destroy(g.stage);
+    dg_ids_deinit(&g.ids);
+    return st;
+}
+
+static void print_difference(const json_t *want, const json_t *got) {
+    size_t i = 0;
+    const json_t *a = json_object_get(want, "ids"), *b = json_object_get(got, "ids");
+    while (i < json_array_size(a) && i < json_array_size(b) && json_equal(json_array_get(a, i), json_array_get(b, i)))
+        i++;
+    if (i < json_array_size(a) || i < json_array_size(b))
+        printf("  token %zu of %zu is %lld, it was %lld (of %zu)\n", i, json_array_size(b), (long long)json_integer_value(json_array_get(b, i)),
+               (long long)json_integer_value(json_array_get(a, i)), json_array_size(a));
+    else
+        printf("  the %zu token ids are the same\n", i);
+    printf("  KV cache of %lld tokens %s, it was %lld tokens %s\n", (long long)json_integer_value(json_object_get(got, "tokens")),
+           json_string_value(json_object_get(got, "kv")), (long long)json_integer_value(json_object_get(want, "tokens")),
+           json_string_value(json_object_get(want, "kv")));
+}
+
+static enum dg_status run_all(struct golden *p, int *differ, struct dg_error *err) {
+    const char *backend = p->r.be->ops->name;
+    json_t *table = json_object_get(p->file, backend);
+    if (!table) {
+        if (!p->bless)
+            return DG_FAIL(err, DG_E_ARG, "the file has no results of the backend %s; write them with --bless", backend);
+        table = json_object();
+        json_object_set_new(p->file, backend, table);
+    }
+    size_t ran = 0;
+    for (size_t i = 0; i < dg_golden_n_cases; i++) {
+        const struct dg_golden_case *c = &dg_golden_cases[i];
+        if (p->only && strcmp(p->only, c->name) != 0)
+            continue;
+        json_t *got = NULL;
+        double t = dg_now();
+        enum dg_status st = run_case(p, c, &got, err);
+        if (st != DG_OK) {
+            dg_error_prefix(err, "case %s", c->name);
+            json_decref(got);
+            return st;
+        }
+        const json_t *want = json_object_get(table, c->name);
+        bool equal = want && json_equal(want, got);
+        printf("%-14s %s (%zu tokens, %.1f s)\n", c->name, equal ? "same" : !want ? "new" : "DIFFERS", json_array_size(json_object_get(got, "ids")),
+               dg_now() - t);
+        if (want && !equal)
+            print_difference(want, got);
+        *differ += !equal;
+        ran++;
+        if (p->bless)
+            json_object_set(table, c->name, got);
+        json_decref(got);
+        fflush(stdout);
+    }
+    return ran ? DG_OK : DG_FAIL(err, DG_E_ARG, "there is no case %s", p->only);
+}
+
+static enum dg_status read_file(struct golden *p, const char *path, struct dg_error *err) {
+    json_error_t je;
+    p->file = json_load_file(path, 0, &je);
+    if (p->file && json_is_object(p->file))
+        return DG_OK;
+    if (p->bless && access(path, F_OK) != 0) {
+        p->file = json_object();
+        return p->file ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    }
+    return DG_FAIL(err, DG_E_IO, "cannot read %s: %s", path, p->file ? "it holds no object" : je.text);
+}
+
+static enum dg_status prepare(struct golden *p, const char *path, struct dg_error *err) {
+    struct dg_session_opts ignored;
+    dg_flags_default(&p->r.flags);
+    DG_TRY(read_file(p, path, err));
+    DG_TRY(dg_runtime_find(&p->r, &p->model, err));
+    DG_TRY(dg_runtime_model(&p->r, err));
+    DG_TRY(dg_runtime_tokenizer(&p->r, err));
+    DG_TRY(dg_turn_text_init(&p->text, p->r.tok, p->r.model->cfg.vocab, err));
+    return dg_runtime_backend(&p->r, &p->model, &ignored, err);
+}
+
+int dg_cmd_golden(int argc, char **argv) {
+    struct golden p = {0};
+    dg_model_args_init(&p.model);
+    const struct dg_arg args[] = {
+        DG_MODEL_ARG(p.model),
+        {"backend", 0, DG_ARG_STR, &p.model.backend, 0, 0, "NAME", "auto, cpu or ref (plain C, the oracle)"},
+        {"threads", 't', DG_ARG_INT, &p.model.threads, 0, 256, "N", "CPU threads (default: all)"},
+        {"case", 0, DG_ARG_STR, &p.only, 0, 0, "NAME", "only this case"},
+        {"bless", 0, DG_ARG_FLAG, &p.bless, 0, 0, NULL, "write what was found to the file"},
+    };
+    int first, status, differ = 0;
+    if (!dg_args_parse(argc, argv, dg_command_find("golden"), args, DG_ARGS_COUNT(args), 0, 1, &first, &status))
+        return status;
+    const char *path = first < argc ? argv[first] : GOLDEN_FILE;
+    struct dg_error err = {0};
+    enum dg_status st = prepare(&p, path, &err);
+    if (st == DG_OK)
+        st = run_all(&p, &differ, &err);
+    if (st == DG_OK && p.bless && json_dump_file(p.file, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0)
+        st = DG_FAIL(&err, DG_E_IO, "cannot write %s: %s", path, strerror(errno));
+    if (st != DG_OK)
+        status = dg_cli_fail("golden", &err);
+    else if (differ && !p.bless)
+        status = DG_EXIT_FAILED;
+    json_decref(p.file);
+    dg_turn_text_deinit(&p.text);
+    dg_runtime_close(&p.r);
+    return status;
+}
