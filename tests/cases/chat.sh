@@ -149,6 +149,14 @@ same "tools: a harness that is not there" 1 "$(status)"
 printf 'Hello!\n' | talk --tool nonsense
 same "tools: a tool without a command" 2 "$(status)"
 
+# What was recorded runs again without a difference, and is shown again without running.
+printf 'What is the weather in Paris?\n/retry\n/system Answer briefly.\nHello!\n' | talk --harness "$work/tools.json" --yes --log-dir "$work/log" --steps 12
+"$DG_BUILD/diffgemma" replay "$work/log/ops.jsonl" >"$work/replay" 2>&1
+same "log: a replay of a session with tools" 0 $?
+has "log: no difference" "$work/replay" "no difference"
+"$DG_BUILD/diffgemma" replay --view "$work/log/ops.jsonl" >"$work/shown" 2>/dev/null
+same "log: replay --view shows the same text" "$(cat "$work/out")" "$(cat "$work/shown")"
+
 # --- on a terminal ---
 
 if ! command -v tmux >/dev/null 2>&1; then
@@ -247,6 +255,10 @@ if wait_for "terminal: ask --view" 'block 1 .*step'; then
     wait_for "terminal: and leaves the terminal as it was" '^ echo'
     same "terminal: its cursor too" 1 "$(tm display-message -p '#{cursor_flag}')"
 fi
+
+start 40 10 "$DG_BUILD/diffgemma replay --view --fps 2 $work/log/ops.jsonl"
+wait_for "terminal: replay --view shows the canvas" '^b1 s[0-9]+/12 T0'
+wait_for "terminal: and ends" 'status 0'
 
 start 80 24 "$chat --view"
 if wait_for "terminal: a chat to be killed" "$prompt"; then
