@@ -21,7 +21,7 @@ struct player {
     int64_t fps;
     struct dg_oplog_steps steps;
     struct dg_reply_stream stream;
-    bool open;       /* a reply is being played */
+    bool open; /* a reply is being played */
     bool in_thought; /* the prompt ends inside a thought */
 };
 
@@ -135,7 +135,8 @@ static enum dg_status read_line(FILE *f, struct dg_buf *line, bool *more, struct
 }
 
 /* Calls each for every line that is JSON; lines that a killed process cut short are passed over. */
-static enum dg_status each_line(const char *path, enum dg_status (*each)(void *ctx, const json_t *line, bool *stop, struct dg_error *err), void *ctx,
+static enum dg_status each_line(const char *path,
+                                enum dg_status (*each)(void *ctx, const json_t *line, bool *stop, struct dg_error *err), void *ctx,
                                 struct dg_error *err) {
     struct dg_buf line;
     FILE *f = fopen(path, "re");
@@ -168,7 +169,8 @@ static enum dg_status play_each(void *ctx, const json_t *line, bool *stop, struc
     return play_line(p, line, err);
 }
 
-enum dg_status dg_replay_view(const char *path, const char *session, const struct dg_tokenizer *tok, int64_t fps, struct dg_error *err) {
+enum dg_status dg_replay_view(const char *path, const char *session, const struct dg_tokenizer *tok, int64_t fps,
+                              struct dg_error *err) {
     struct player p = {.tok = tok, .only = session, .fps = fps};
     dg_live_init(&p.live, tok, true);
     dg_live_signals(&interrupted, NULL);

@@ -287,7 +287,7 @@ if wait_for "terminal: a chat with tools" "$prompt"; then
     keys Enter
     keys -l "What is the weather in Paris?"
     keys Enter
-    wait_for "terminal: asked again" 'always this tool: *$'
+    wait_for "terminal: asked again" 'lways this tool: *$'
     keys y Enter
     wait_for "terminal: and answered" 'The weather in Paris is rainy, 7 C\.'
     wait_for "terminal: the prompt after it" "$prompt"
