@@ -143,7 +143,8 @@ static const struct dg_vec *norm_before(const struct dg_model *m, const char *na
 
 /* Squares of the norm's weights, with a floor so that no column is free to be anything. */
 static enum dg_status weigh(struct work *w, size_t i, struct dg_error *err) {
-    const struct dg_vec *norm = norm_before(w->model, w->input[i].t.name);
+    /* measured (docs/quantisation.md): it helps where steps are coarse and far apart, and does not where a group has its own minimum */
+    const struct dg_vec *norm = w->item[i].to == DG_FMT_NVFP4_BLOCK ? norm_before(w->model, w->input[i].t.name) : NULL;
     if (!norm || norm->n != w->item[i].k)
         return DG_OK;
     double mean = 0;
