@@ -270,7 +270,7 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
 
 static enum dg_status prepare(struct dg_chat_command_state *s, const struct options *o, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(&s->r, err));
-    for (int i = 0; i < o->tools.n; i++)
+    for (size_t i = 0; i < o->tools.n; i++)
         DG_TRY(dg_toolbox_add(&s->tools, o->tools.v[i], err));
     if (o->harness)
         DG_TRY(dg_toolbox_load(&s->tools, o->harness, err));

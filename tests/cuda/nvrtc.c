@@ -95,7 +95,8 @@ int main(int argc, char **argv) {
         one("rows");
     if (getenv("DG_STUB_NVRTC_LOG")) {
         enum dg_status st = dg_cuda_compile("head", 9, 0, 13000, &code, &bytes, &err);
-        ok(st == DG_E_BACKEND && strstr(dg_error_text(&err), getenv("DG_STUB_NVRTC_LOG")), "the compiler's words reach the user", dg_error_text(&err));
+        ok(st == DG_E_BACKEND && strstr(dg_error_text(&err), getenv("DG_STUB_NVRTC_LOG")), "the compiler's words reach the user",
+           dg_error_text(&err));
         dg_error_clear(&err);
     }
     enum dg_status st = dg_cuda_compile("no_such_file", 9, 0, 13000, &code, &bytes, &err);
