@@ -3,8 +3,8 @@
  * For each reply: the messages are rendered, the log is aligned with the tokens (the longest common prefix is kept), a turn is
  * generated and parsed as its blocks commit, and its message joins the others; the log then becomes what rendering gives, so that
  * the next prompt only adds. Calls are run and answered in the same turn, for a bounded number of rounds. A reply that fails or is
- * cancelled leaves the messages as they were. One thread at a time; the callbacks `step`, `text` and `prefill` run on the
- * pipeline's thread while dg_chat_send waits, the others on the caller's. */
+ * cancelled leaves the messages as they were. One thread at a time; the callbacks run on the pipeline's thread or the
+ * caller's, which waits meanwhile, so that no two run at once; `allow` is called on the caller's. */
 #ifndef DG_CHAT_CHAT_H
 #define DG_CHAT_CHAT_H
 

@@ -26,7 +26,13 @@ static void on_prefill(void *ctx, int64_t done, int64_t total) {
     dg_live_status(&s->live, line);
 }
 
-static void on_step(void *ctx, const struct dg_step_event *e) { dg_live_step(&((struct dg_chat_command_state *)ctx)->live, e); }
+static void on_step(void *ctx, const struct dg_step_event *e) {
+    struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;
+    dg_live_step(l, e);
+    /* nobody is left to read the reply */
+    if (l->failed)
+        atomic_store(&cancel, true);
+}
 
 static void on_text(void *ctx, enum dg_chat_text kind, const char *text, size_t n) {
     struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;

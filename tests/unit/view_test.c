@@ -45,7 +45,7 @@ static int32_t encode(const char *text) {
 
 static void send(struct dg_buf *b) {
     vt_put(&term, dg_buf_cstr(b), b->len);
-    dg_buf_clear(b);
+    dg_buf_deinit(b);
 }
 
 static struct dg_view open_view(int w, int h, enum dg_view_colours colours) {
