@@ -153,4 +153,4 @@ bench: $(B)/diffgemma $(BENCH_BIN)
 clean:
 	rm -rf build
 
--include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d)
+-include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c))

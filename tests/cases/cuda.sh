@@ -9,7 +9,7 @@ trap 'rm -rf "$tmp"' EXIT
 if ldconfig -p 2>/dev/null | grep -q libcuda.so.1; then
     echo "ok - no driver # SKIP this machine has one"
 else
-    "$DG_BUILD/tests/cuda_host_emulated" no-driver
+    "$DG_BUILD/tests/cuda_host_emulated" no-driver || [ $? -eq 1 ] || echo "not ok - no driver: ended with a signal"
 fi
 
 LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/cuda_host_emulated" models/mini || [ $? -eq 1 ] || echo "not ok - host code: ended with a signal"

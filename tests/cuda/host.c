@@ -234,6 +234,8 @@ static void drawn_and_graph(void) {
 int main(int argc, char **argv) {
     struct dg_error err = {0};
     if (argc > 1 && strcmp(argv[1], "no-driver") == 0) {
+        static struct dg_model none;
+        mini = &none;
         must_refuse("no driver", &(struct dg_cuda_opts){0}, DG_E_BACKEND, "no CUDA driver on this machine");
         return failed != 0;
     }
