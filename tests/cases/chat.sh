@@ -119,7 +119,7 @@ for a in 1 2 3 4 5 6 7; do
 done >>"$work/terse"
 printf 'How many days are in a week? Reply with only a number.\nYes or no?\nOne word.\n' >>"$work/terse"
 for think in off on; do
-    awk '{ print "/reset"; print "/seed " NR; print }' "$work/terse" | $chat --steps 12 $([ $think = on ] && echo --think) >"$work/both" 2>&1
+    awk '{ print "/reset"; print "/seed " NR; print }' "$work/terse" | $chat --steps 6 $([ $think = on ] && echo --think) >"$work/both" 2>&1
     silent=$(awk '/next seed/ { if (n && !said) silent++; n++; said = 0; next } /conversation is forgotten|using the/ { next } NF { said = 1 }
         END { if (!said) silent++; print n + 0 ":" silent + 0 }' "$work/both")
     same "terse: 30 questions, thinking $think: none is met with silence" "30:0" "$silent"
@@ -166,6 +166,7 @@ fi
 tm() { tmux -L $server "$@"; }
 start() { # WIDTH HEIGHT COMMAND
     tm kill-server 2>/dev/null
+    server=$server. # one that is going takes no new session
     # Ctrl-C reaches the shell too, which must not end of it
     cat >"$work/run" <<END
 trap : INT
@@ -189,9 +190,9 @@ wait_for() { # NAME PATTERN: the screen holds it within a minute
 keys() { tm send-keys "$@"; }
 prompt='^> *$'
 
-terminal() { # WIDTH HEIGHT STATUS-PATTERN
+terminal() { # WIDTH HEIGHT STATUS-PATTERN OPTIONS
     at="terminal $1x$2"
-    start "$1" "$2" "$chat --view"
+    start "$1" "$2" "$chat --view $4"
     wait_for "$at: the prompt" "$prompt" || return
     keys -l "What is the capital of Norwax?"
     keys Left BSpace y Enter
@@ -243,8 +244,8 @@ terminal() { # WIDTH HEIGHT STATUS-PATTERN
         fi
     fi
 }
-terminal 80 24 'block 1 .*step [0-9]+/48 .*T 0.* accepted [0-9]+/64  entropy'
-terminal 40 10 '^b1 s[0-9]+/48 T0\.[0-9]+ [0-9]+/64 H'
+terminal 80 24 'block 1 .*step [0-9]+/48 .*T 0.* accepted [0-9]+/64  entropy' ""
+terminal 40 10 '^b1 s[0-9]+/16 T0\.[0-9]+ [0-9]+/64 H' "--steps 16"
 
 start 80 24 "NO_COLOR=1 $DG_BUILD/diffgemma ask -m $DG_ROOT/models/mini --view -p \"Tell me a story about a dog.\""
 if wait_for "terminal: ask --view" 'block 1 .*step'; then
