@@ -11,7 +11,7 @@ VERSION := $(shell cat VERSION)
 COMMIT := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 
 WARN := -Wall -Wextra -Wshadow -Wundef -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror=implicit-function-declaration
-CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc -Iinclude $(CFLAGS)
+CFLAGS_ALL := -std=c17 -D_GNU_SOURCE -g $(OPT) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread $(WARN) -Isrc $(CFLAGS)
 LDLIBS := -ledit -ljansson -lxxhash -lcurl -lcrypto -lm -ldl -pthread
 ifneq ($(SAN),)
 CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=undefined
@@ -45,7 +45,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels
+.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -66,6 +66,12 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
 $(B)/src/formats/%.o: OPT_FILE := $(OPT_formats)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
+
+# made anew when version or commit is another than at the last build
+$(B)/version.txt: FORCE
+	@mkdir -p $(@D)
+	@echo '$(VERSION) $(COMMIT)' | cmp -s - $@ || echo '$(VERSION) $(COMMIT)' >$@
+$(B)/src/cli/version.o: $(B)/version.txt
 
 $(B)/%.o: %.c
 	@mkdir -p $(@D)
@@ -116,6 +122,12 @@ $(B)/tests/stub/k_%.o: src/ops/cuda/kernels/%.cu $(CUDA_HDR) tests/cuda/emulate.
 	$(CC) $(STUB_CFLAGS) -Wno-unknown-pragmas -x c -include tests/cuda/emulate.h -c -o $@ $<
 $(B)/tests/stub/libcuda.so.1: $(STUB_SRC) tests/cuda/emulate.h $(patsubst src/ops/cuda/kernels/%.cu,$(B)/tests/stub/k_%.o,$(filter-out %_sm90a.cu,$(CUDA_SRC)))
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $(STUB_SRC) $(filter %.o,$^) -lm
+$(B)/tests/stub/nvrtc/libnvrtc.so.13: tests/cuda/stub_nvrtc.c
+	@mkdir -p $(@D)
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $<
+$(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/stub/nvrtc/libnvrtc.so.13
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
@@ -125,9 +137,8 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
-$(SUPPORT_OBJ) $(TEST_SRC:%.c=$(B)/%.o): CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED)
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)
@@ -142,4 +153,4 @@ bench: $(B)/diffgemma $(BENCH_BIN)
 clean:
 	rm -rf build
 
--include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d)
+-include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c))

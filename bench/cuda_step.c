@@ -78,7 +78,8 @@ static void run_layer(int what, const struct dg_layer *w, const struct dg_layer_
     const struct dg_mat *qkv_w[3] = {&w->q, &w->k, &w->v}, *gu[2] = {&w->gate, &w->up}, *o = &w->o, *dn = &w->down;
     bool has_v = w->v.data != NULL;
     int32_t q = cfg.heads * s->hd, cols = q + (has_v ? 2 : 1) * s->kv_heads * s->hd;
-    struct dg_plane x = dg_plane_view(&pl.x, rows, cfg.hidden), h = dg_plane_view(&pl.h, rows, cfg.hidden), t = dg_plane_view(&pl.t, rows, cfg.hidden);
+    struct dg_plane x = dg_plane_view(&pl.x, rows, cfg.hidden), h = dg_plane_view(&pl.h, rows, cfg.hidden),
+                    t = dg_plane_view(&pl.t, rows, cfg.hidden);
     struct dg_plane qkv = dg_plane_view(&pl.qkv, rows, cols), att = dg_plane_view(&pl.att, rows, q), ff = dg_plane_view(&pl.ff, rows, cfg.inter);
     struct dg_plane moe = dg_plane_view(&pl.moe, rows, cfg.hidden);
     switch (what) {

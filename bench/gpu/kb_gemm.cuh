@@ -96,16 +96,16 @@ static void gemm_bench(void) {
             dim3 grid((N + f - 1) / f, (c.M + v.bt - 1) / v.bt);
             size_t smem = v.stages * (128 * (v.bw + v.bt) + 16);
             auto run = [&](int i, cudaStream_t st) {
-                kb_run(v.fn, grid, 384, smem, st, (const unsigned char *)maps[i % L], (const void *)mx, c.n[0], c.glu ? 0 : c.n[1], c.n[2], c.K, c.M, y,
-                       (long long)N);
+                kb_run(v.fn, grid, 384, smem, st, (const unsigned char *)maps[i % L], (const void *)mx, c.n[0],
+                       c.glu ? 0 : c.n[1], c.n[2], c.K, c.M, y, (long long)N);
             };
             kb_poison(y, (size_t)c.M * N * 2);
             run(0, 0);
             CKL();
             CK(cudaDeviceSynchronize());
             if (c.M <= 256) {
-                ref_linear<<<(unsigned)(((size_t)c.M * N + 7) / 8), 256>>>(w[0], c.glu ? w[0] + (size_t)c.n[0] * c.K : NULL, x, c.K, N, c.M, y, got, want,
-                                                                          bound);
+                ref_linear<<<(unsigned)(((size_t)c.M * N + 7) / 8), 256>>>(w[0], c.glu ? w[0] + (size_t)c.n[0] * c.K : NULL, x,
+                                                                           c.K, N, c.M, y, got, want, bound);
                 CKL();
                 char t[160];
                 snprintf(t, sizeof t, "linear_%s %s", v.name, c.name);
@@ -254,13 +254,13 @@ static void head_bench(void) {
         }
         bool ok = args == 0 && worst[0] < 2e-5 && worst[1] < 1e-6 && worst[2] < 2e-5 && worst[3] < 2e-5;
         kb_failures += !ok;
-        printf("%s,head statistics %s,entropy_abs,%.2e,max_rel,%.2e,sum_rel,%.2e,p_max_rel,%.2e,argmax_differs,%d\n", ok ? "ok" : "FAIL", c.name, worst[0],
-               worst[1], worst[2], worst[3], args);
+        printf("%s,head statistics %s,entropy_abs,%.2e,max_rel,%.2e,sum_rel,%.2e,p_max_rel,%.2e,argmax_differs,%d\n",
+               ok ? "ok" : "FAIL", c.name, worst[0], worst[1], worst[2], worst[3], args);
         double bytes = (double)c.V * c.K * 2 + (double)c.M * c.V * 4, flops = 2.0 * c.M * c.V * c.K;
         kb_time_graph("head", c.name, 3, bytes, flops, [&](int, cudaStream_t s) { head(s); });
         kb_time_graph("head_stats", c.name, 3, (double)c.M * tiles * 16, 0, [&](int, cudaStream_t s) { stats(s); });
-        for (void *p : {(void *)w, (void *)x, (void *)z, (void *)want, (void *)bound, (void *)partial, (void *)st, (void *)arg, (void *)rarg, (void *)rst,
-                        mw, mx})
+        for (void *p : {(void *)w, (void *)x, (void *)z, (void *)want, (void *)bound, (void *)partial, (void *)st, (void *)arg,
+                        (void *)rarg, (void *)rst, mw, mx})
             CK(cudaFree(p));
     }
 }

@@ -42,7 +42,9 @@ DG_FN void dg_bar_expect(unsigned bar, unsigned bytes) {
 }
 DG_FN void dg_bar_arrive(unsigned bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
 DG_FN void dg_bar_wait(unsigned bar, unsigned parity) {
-    asm volatile("{\n.reg .pred p;\nW_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1, 0x989680;\n@p bra D_%=;\nbra W_%=;\nD_%=:\n}" ::"r"(bar), "r"(parity)
+    asm volatile("{\n.reg .pred p;\nW_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1, 0x989680;\n@p bra D_%=;\nbra "
+                 "W_%=;\nD_%=:\n}" ::"r"(bar),
+                 "r"(parity)
                  : "memory");
 }
 DG_FN int dg_lds(unsigned addr) {
@@ -75,7 +77,8 @@ DG_FN void dg_bulk_load(unsigned dst, const void *src, unsigned bytes, unsigned 
                  : "memory");
 }
 DG_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned bar, dg_u64 policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+                 "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
 }

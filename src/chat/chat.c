@@ -40,7 +40,8 @@ static void show(const struct dg_chat *c, enum dg_chat_text kind, const char *s,
 /* --- tools --- */
 
 /* What the model is told about one call. */
-static enum dg_status answer_call(struct dg_chat *c, const char *name, const json_t *arguments, struct dg_buf *out, struct dg_error *err) {
+static enum dg_status answer_call(struct dg_chat *c, const char *name, const json_t *arguments, struct dg_buf *out,
+                                  struct dg_error *err) {
     const struct dg_tool *t = c->o.tools ? dg_toolbox_find(c->o.tools, name) : NULL;
     struct dg_tool_call call;
     dg_buf_clear(out);
@@ -80,7 +81,8 @@ static enum dg_status answer_calls(struct dg_chat *c, const json_t *calls, bool 
         if (st != DG_OK)
             break;
         show(c, DG_CHAT_RESULT, dg_buf_cstr(&text), text.len);
-        st = dg_dialog_add_result(&c->dialog, json_string_value(json_object_get(call, "id")), name, dg_buf_cstr(&text), text.len, err);
+        st = dg_dialog_add_result(&c->dialog, json_string_value(json_object_get(call, "id")), name, dg_buf_cstr(&text), text.len,
+                                  err);
     }
     if (st == DG_OK && text.status != DG_OK)
         st = DG_FAIL(err, text.status, "no memory for a tool's output");
@@ -118,8 +120,10 @@ static void say_end(const struct dg_chat *c) {
     if (r->out_of_rounds)
         note(c, "the reply was ended: it kept calling tools (--tool-rounds)");
     else if (r->end == DG_END_LENGTH)
-        note(c, r->unclosed ? "the reply was cut inside its thought: its tokens or the context are used up (--max-tokens, --think-max, --ctx)"
-                            : "the reply was cut: its tokens or the context are used up (--max-tokens, --ctx)");
+        note(c,
+             r->unclosed
+                 ? "the reply was cut inside its thought: its tokens or the context are used up (--max-tokens, --think-max, --ctx)"
+                 : "the reply was cut: its tokens or the context are used up (--max-tokens, --ctx)");
     else if (r->end == DG_END_REPEAT)
         note(c, "the reply was cut: the model repeated one token without end; /retry tries another seed");
     else if (!r->shown)

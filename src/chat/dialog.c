@@ -22,7 +22,8 @@ void dg_dialog_deinit(struct dg_dialog *d) {
     *d = (struct dg_dialog){0};
 }
 
-/* *out: a JSON string of the text. A leading NUL is dropped: with digits behind it, it would read as a number (template/exact.h). */
+/* *out: a JSON string of the text. A leading NUL is dropped: with digits behind it, it would read as a number (template/exact.h).
+ */
 static enum dg_status text_value(const char *what, const char *text, size_t n, json_t **out, struct dg_error *err) {
     *out = NULL;
     for (size_t i = 0; i < n;) {
@@ -75,12 +76,16 @@ enum dg_status dg_dialog_add_user(struct dg_dialog *d, const char *text, size_t 
     return append(d, json_pack("{s:s, s:o}", "role", "user", "content", value), err);
 }
 
-enum dg_status dg_dialog_add_reply(struct dg_dialog *d, json_t *message, struct dg_error *err) { return append(d, json_incref(message), err); }
+enum dg_status dg_dialog_add_reply(struct dg_dialog *d, json_t *message, struct dg_error *err) {
+    return append(d, json_incref(message), err);
+}
 
-enum dg_status dg_dialog_add_result(struct dg_dialog *d, const char *call_id, const char *name, const char *text, size_t n, struct dg_error *err) {
+enum dg_status dg_dialog_add_result(struct dg_dialog *d, const char *call_id, const char *name, const char *text, size_t n,
+                                    struct dg_error *err) {
     json_t *value;
     DG_TRY(text_value("tool's output", text, n, &value, err));
-    return append(d, json_pack("{s:s, s:s, s:s, s:o}", "role", "tool", "tool_call_id", call_id, "name", name, "content", value), err);
+    return append(d, json_pack("{s:s, s:s, s:s, s:o}", "role", "tool", "tool_call_id", call_id, "name", name, "content", value),
+                  err);
 }
 
 size_t dg_dialog_count(const struct dg_dialog *d) { return json_array_size(d->messages); }
@@ -105,7 +110,8 @@ size_t dg_dialog_last_user(const struct dg_dialog *d, const char **text, size_t 
     return SIZE_MAX;
 }
 
-enum dg_status dg_dialog_encode(const struct dg_dialog *d, const struct dg_tokenizer *t, bool prompt, struct dg_ids *out, struct dg_error *err) {
+enum dg_status dg_dialog_encode(const struct dg_dialog *d, const struct dg_tokenizer *t, bool prompt, struct dg_ids *out,
+                                struct dg_error *err) {
     struct dg_render_options o = {d->thinking, prompt};
     return dg_message_encode(t, d->messages, d->tools, &o, out, err);
 }
@@ -128,8 +134,8 @@ static enum dg_status write_all(int fd, const char *s, size_t n) {
 static int to_buf(const char *s, size_t n, void *out) { return dg_buf_add(out, s, n) == DG_OK ? 0 : -1; }
 
 static enum dg_status as_text(const struct dg_dialog *d, struct dg_buf *out, struct dg_error *err) {
-    json_t *o = json_pack("{s:s, s:i, s:b, s:O}", "form", "diffgemma chat", "version", 1, "think", d->thinking == DG_THINKING_ON, "messages",
-                          d->messages);
+    json_t *o = json_pack("{s:s, s:i, s:b, s:O}", "form", "diffgemma chat", "version", 1, "think", d->thinking == DG_THINKING_ON,
+                          "messages", d->messages);
     int bad = !o || json_dump_callback(o, to_buf, out, JSON_INDENT(1));
     json_decref(o);
     if (out->status == DG_E_LIMIT)

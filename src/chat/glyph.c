@@ -8,7 +8,9 @@
 #define REPLACEMENT "\xef\xbf\xbd"
 
 /* Characters that reorder what is around them, so that the screen would not show what was said. */
-static bool reorders(uint32_t c) { return (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == 0x200e || c == 0x200f || c == 0x061c; }
+static bool reorders(uint32_t c) {
+    return (c >= 0x202a && c <= 0x202e) || (c >= 0x2066 && c <= 0x2069) || c == 0x200e || c == 0x200f || c == 0x061c;
+}
 
 static bool unsafe(uint32_t c) { return c < 0x20 || (c >= 0x7f && c < 0xa0) || reorders(c) || c == 0x2028 || c == 0x2029; }
 
@@ -51,9 +53,21 @@ const char *dg_glyph_sign(const char *spelling, size_t n) {
     static const struct {
         const char *spelling, *sign;
     } signs[] = {
-        {"<pad>", "\u00b7"},       {"<eos>", "\u220e"},          {"<bos>", "\u22a2"},          {"<unk>", "\u00bf"},     {"<mask>", "\u25a1"},
-        {"<|turn>", "\u25b7"},     {"<turn|>", "\u25a0"},        {"<|channel>", "\u27e6"},     {"<channel|>", "\u27e7"}, {"<|tool_call>", "\u27ea"},
-        {"<tool_call|>", "\u27eb"}, {"<|tool_response>", "\u27e8"}, {"<tool_response|>", "\u27e9"}, {"<|\"|>", "\u2033"},    {"<|think|>", "\u25ca"},
+        {"<pad>", "\u00b7"},
+        {"<eos>", "\u220e"},
+        {"<bos>", "\u22a2"},
+        {"<unk>", "\u00bf"},
+        {"<mask>", "\u25a1"},
+        {"<|turn>", "\u25b7"},
+        {"<turn|>", "\u25a0"},
+        {"<|channel>", "\u27e6"},
+        {"<channel|>", "\u27e7"},
+        {"<|tool_call>", "\u27ea"},
+        {"<tool_call|>", "\u27eb"},
+        {"<|tool_response>", "\u27e8"},
+        {"<tool_response|>", "\u27e9"},
+        {"<|\"|>", "\u2033"},
+        {"<|think|>", "\u25ca"},
     };
     for (size_t i = 0; i < sizeof signs / sizeof *signs; i++)
         if (strlen(signs[i].spelling) == n && !memcmp(signs[i].spelling, spelling, n))

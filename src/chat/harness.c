@@ -43,7 +43,8 @@ static enum dg_status get_text(const json_t *o, const char *where, const char *k
     return DG_OK;
 }
 
-static enum dg_status get_number(const json_t *o, const char *where, const char *key, double min, double max, double *out, struct dg_error *err) {
+static enum dg_status get_number(const json_t *o, const char *where, const char *key, double min, double max, double *out,
+                                 struct dg_error *err) {
     const json_t *v = json_object_get(o, key);
     if (!v || json_is_null(v))
         return DG_OK;
@@ -164,8 +165,8 @@ static enum dg_status read_command(struct dg_tool *t, const char *where, const j
     if (json_is_true(shell))
         return shell_command(t, where, command, err);
     if (n < 1 || n > DG_TOOL_WORDS_MAX)
-        return DG_FAIL(err, DG_E_ARG, "%s: \"command\" must be an array of 1 to %d strings (one string with \"shell\": true)", where,
-                       DG_TOOL_WORDS_MAX);
+        return DG_FAIL(err, DG_E_ARG, "%s: \"command\" must be an array of 1 to %d strings (one string with \"shell\": true)",
+                       where, DG_TOOL_WORDS_MAX);
     t->input = input && !strcmp(input, "json") ? DG_TOOL_JSON : DG_TOOL_ARGV;
     for (size_t i = 0; i < n; i++) {
         const json_t *w = json_array_get(command, i);
@@ -178,7 +179,8 @@ static enum dg_status read_command(struct dg_tool *t, const char *where, const j
 }
 
 static enum dg_status read_tool(struct harness *h, const char *where, const json_t *tool, struct dg_tool *t) {
-    static const char *const known[] = {"name", "description", "parameters", "command", "input", "shell", "timeout_s", "output_max", NULL};
+    static const char *const known[] = {"name",  "description", "parameters", "command", "input",
+                                        "shell", "timeout_s",   "output_max", NULL};
     const char *name, *about;
     double output = (double)DG_TOOL_OUTPUT_DEFAULT;
     DG_TRY(check_keys(tool, where, known, h->err));
@@ -240,7 +242,8 @@ static enum dg_status read_harness(struct harness *h, const json_t *o) {
 
 enum dg_status dg_toolbox_load(struct dg_toolbox *b, const char *path, struct dg_error *err) {
     const char *slash = strrchr(path, '/');
-    struct harness h = {.box = b, .folder = dg_strndup(path, slash ? (size_t)(slash - path) + 1 : 0), .variables = json_object(), .err = err};
+    struct harness h = {
+        .box = b, .folder = dg_strndup(path, slash ? (size_t)(slash - path) + 1 : 0), .variables = json_object(), .err = err};
     struct dg_buf text;
     json_t *o = NULL;
     enum dg_status st = h.folder && h.variables ? DG_OK : no_memory(err);

@@ -41,7 +41,8 @@ static enum dg_status add(struct dg_input *in, const char *s, size_t n, bool new
     return DG_FAIL(err, st, "the message is too long: at most %zu bytes", DG_INPUT_MAX);
 }
 
-static enum dg_status in_fence(struct dg_input *in, const char *s, size_t n, bool first, enum dg_input_state *state, struct dg_error *err) {
+static enum dg_status in_fence(struct dg_input *in, const char *s, size_t n, bool first, enum dg_input_state *state,
+                               struct dg_error *err) {
     bool last = ends(s, n);
     /* the quotes alone on the first or last line stand for no line */
     size_t keep = last ? n - FENCE : n;
@@ -131,7 +132,8 @@ static enum dg_status find(const char *s, size_t n, enum dg_command_kind *out, s
         return DG_OK;
     if (hits > 1)
         return DG_FAIL(err, DG_E_ARG, "/%.*s may be several commands; /help lists them", (int)n, s);
-    return DG_FAIL(err, DG_E_ARG, "there is no command /%.*s; /help lists them (a message that begins with / is typed with //)", n > 40 ? 40 : (int)n, s);
+    return DG_FAIL(err, DG_E_ARG, "there is no command /%.*s; /help lists them (a message that begins with / is typed with //)",
+                   n > 40 ? 40 : (int)n, s);
 }
 
 enum dg_status dg_chat_command_parse(const char *text, struct dg_chat_command *out, struct dg_error *err) {

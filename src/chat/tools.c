@@ -49,7 +49,8 @@ enum dg_status dg_toolbox_put(struct dg_toolbox *b, struct dg_tool *t, json_t *f
     size_t n = strlen(t->name);
     enum dg_status st = DG_OK;
     if (n < 1 || n > NAME_MAX_BYTES || strspn(t->name, NAME_CHARS) != n)
-        st = DG_FAIL(err, DG_E_ARG, "'%.80s' is no name for a tool: 1 to %d of the characters A-Z a-z 0-9 _ . -", t->name, NAME_MAX_BYTES);
+        st = DG_FAIL(err, DG_E_ARG, "'%.80s' is no name for a tool: 1 to %d of the characters A-Z a-z 0-9 _ . -", t->name,
+                     NAME_MAX_BYTES);
     else if (dg_toolbox_find(b, t->name))
         st = DG_FAIL(err, DG_E_ARG, "there are two tools named %s", t->name);
     else if (b->n == DG_TOOLBOX_MAX)
@@ -70,8 +71,8 @@ enum dg_status dg_toolbox_put(struct dg_toolbox *b, struct dg_tool *t, json_t *f
 
 /* --- --tool --- */
 
-/* The next word at *s: blanks part words, quotes and backslashes keep them together as in a shell; nothing is expanded. NULL at the end, or
- * with err set. */
+/* The next word at *s: blanks part words, quotes and backslashes keep them together as in a shell; nothing is expanded. NULL at the
+ * end, or with err set. */
 static char *next_word(const char **s, struct dg_error *err) {
     struct dg_buf b;
     char quote = 0;
@@ -137,8 +138,8 @@ enum dg_status dg_toolbox_add(struct dg_toolbox *b, const char *spec, struct dg_
     if (st == DG_OK) {
         const char *about = colon ? colon + 1 : spec;
         json_t *f = json_pack("{s:s, s:s%, s:{s:s, s:{s:{s:s, s:s}}, s:[s]}}", "name", t.name, "description", about,
-                              colon ? (size_t)(equal - about) : n, "parameters", "type", "object", "properties", "input", "type", "string",
-                              "description", "Input", "required", "input");
+                              colon ? (size_t)(equal - about) : n, "parameters", "type", "object", "properties", "input", "type",
+                              "string", "description", "Input", "required", "input");
         st = f ? dg_toolbox_put(b, &t, f, err) : DG_FAIL(err, DG_E_ARG, "name and description must be UTF-8");
     }
     if (st != DG_OK) {
@@ -150,7 +151,8 @@ enum dg_status dg_toolbox_add(struct dg_toolbox *b, const char *spec, struct dg_
 
 /* --- a call --- */
 
-/* Arguments as JSON. An exact integer (template/exact.h), which the library holds as a string of NUL and digits, becomes its digits again. */
+/* Arguments as JSON. An exact integer (template/exact.h), which the library holds as a string of NUL and digits, becomes its digits
+ * again. */
 static char *arguments_text(const json_t *arguments) {
     char *s = json_dumps(arguments, JSON_COMPACT | JSON_REAL_PRECISION(17));
     static const char mark[] = "\"\\u0000";
@@ -181,7 +183,8 @@ static enum dg_status put_argument(struct dg_buf *b, const json_t *v, struct dg_
             return DG_FAIL(err, DG_E_ARG, "an argument holds a NUL character");
         dg_buf_add(b, json_string_value(v), json_string_length(v));
     } else {
-        char *s = json_is_object(v) || json_is_array(v) ? arguments_text(v) : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+        char *s =
+            json_is_object(v) || json_is_array(v) ? arguments_text(v) : json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
         if (!s)
             return no_memory(err);
         dg_buf_str(b, s);
@@ -206,7 +209,8 @@ static const char *parameter_at(const json_t *declared, const char *s, size_t *n
 }
 
 /* One word with the arguments in it; *out stays NULL for one that is only an absent argument. */
-static enum dg_status fill_word(const char *word, const json_t *declared, const json_t *arguments, char **out, struct dg_error *err) {
+static enum dg_status fill_word(const char *word, const json_t *declared, const json_t *arguments, char **out,
+                                struct dg_error *err) {
     struct dg_buf b;
     size_t n;
     enum dg_status st = DG_OK;
@@ -338,7 +342,8 @@ static void put_result(struct dg_buf *out, const struct dg_tool *t, const struct
 
 enum dg_status dg_tool_call_run(const struct dg_tool_call *c, const atomic_bool *cancel, struct dg_buf *out, struct dg_error *err) {
     struct dg_tool_output o = {0};
-    struct dg_tool_command command = {c->argv, c->tool->dir, c->input, c->input ? strlen(c->input) : 0, c->tool->timeout_s, c->tool->output_max, cancel};
+    struct dg_tool_command command = {
+        c->argv, c->tool->dir, c->input, c->input ? strlen(c->input) : 0, c->tool->timeout_s, c->tool->output_max, cancel};
     enum dg_status st = dg_tool_run(&command, &o, err);
     dg_buf_clear(out);
     if (st == DG_OK)

@@ -76,7 +76,8 @@ enum dg_status dg_chat_turn_init(struct dg_chat_turn *t, struct dg_chat *c, bool
     c->last.prompt = (int64_t)t->prompt.n;
     if ((int64_t)t->prompt.n > c->o.ctx - c->o.canvas)
         return DG_FAIL(err, DG_E_LIMIT,
-                       "the conversation is %zu tokens and a block takes %d: they do not fit a context of %lld (/undo, /reset, or start with a larger --ctx)",
+                       "the conversation is %zu tokens and a block takes %d: they do not fit a context of %lld (/undo, /reset, or "
+                       "start with a larger --ctx)",
                        t->prompt.n, c->o.canvas, (long long)c->o.ctx);
     return DG_OK;
 }
@@ -211,6 +212,8 @@ enum dg_status dg_chat_turn_run(struct dg_chat_turn *t, struct dg_error *err) {
     struct dg_gen g = c->o.gen;
     g.seed = c->next_seed++;
     DG_TRY(call(t, &(struct dg_op){.kind = DG_OP_ALIGN, .ids = t->prompt.v, .n = t->prompt.n}, err));
+    if (c->o.check)
+        c->o.check->in_thought = t->in_thought;
     bool bounded = c->o.think_max > 0 && c->dialog.thinking == DG_THINKING_ON;
     DG_TRY(bounded ? generate_bounded(t, &g, err) : generate(t, &g, err));
     if (t->failed.code == DG_OK)

@@ -35,7 +35,8 @@ void dg_view_deinit(struct dg_view *v) {
 
 static const char *level_code(const struct dg_view *v, int level) {
     static const char *const c16[DG_VIEW_LEVELS] = {"\033[31m", "\033[35m", "\033[33m", "\033[36m", "\033[32m"};
-    static const char *const c256[DG_VIEW_LEVELS] = {"\033[38;5;160m", "\033[38;5;208m", "\033[38;5;220m", "\033[38;5;149m", "\033[38;5;42m"};
+    static const char *const c256[DG_VIEW_LEVELS] = {"\033[38;5;160m", "\033[38;5;208m", "\033[38;5;220m", "\033[38;5;149m",
+                                                     "\033[38;5;42m"};
     return v->opts.colours == DG_VIEW_256 ? c256[level] : v->opts.colours == DG_VIEW_16 ? c16[level] : "";
 }
 
@@ -84,9 +85,9 @@ static void put_row(struct dg_view *v, struct dg_buf *out) {
 struct rows {
     struct dg_view *v;
     struct dg_buf *out;
-    int max, n;    /* rows there may be; rows begun */
+    int max, n; /* rows there may be; rows begun */
     int col, level; /* -1 = no colour is on */
-    int more;      /* rows that did not fit */
+    int more; /* rows that did not fit */
     uint32_t prev;
 };
 
@@ -142,7 +143,8 @@ static void put_status(struct dg_view *v, int more, struct dg_buf *out) {
     size_t room = (size_t)v->opts.width - 1, n, have;
     if (more)
         snprintf(rows, sizeof rows, "  +%d rows", more);
-    const char *s = dg_glyph_width(v->status, strlen(v->status)) + strlen(rows) <= room || !v->status_short[0] ? v->status : v->status_short;
+    const char *s =
+        dg_glyph_width(v->status, strlen(v->status)) + strlen(rows) <= room || !v->status_short[0] ? v->status : v->status_short;
     dg_buf_str(out, dim(v));
     n = strlen(s);
     have = n < room ? n : room;
@@ -326,10 +328,10 @@ enum dg_status dg_view_step(struct dg_view *v, const struct dg_step_event *e, st
     char again[24] = "";
     if (e->retry)
         snprintf(again, sizeof again, " (again %d)", e->retry);
-    snprintf(v->status, sizeof v->status, "block %d%s  step %d/%d  T %.2f  accepted %d/%d  entropy %.3f", e->block + 1, again, r->step, e->steps_max,
+    snprintf(v->status, sizeof v->status, "block %d%s  step %d/%d  T %.2f  accepted %d/%d  entropy %.3f", e->block + 1, again,
+             r->step, e->steps_max, (double)e->temperature, r->n_accepted, e->n, r->mean_entropy);
+    snprintf(v->status_short, sizeof v->status_short, "b%d s%d/%d T%.2f %d/%d H%.2f", e->block + 1, r->step, e->steps_max,
              (double)e->temperature, r->n_accepted, e->n, r->mean_entropy);
-    snprintf(v->status_short, sizeof v->status_short, "b%d s%d/%d T%.2f %d/%d H%.2f", e->block + 1, r->step, e->steps_max, (double)e->temperature,
-             r->n_accepted, e->n, r->mean_entropy);
     return draw(v, out);
 }
 

@@ -21,11 +21,10 @@ static enum dg_status on_reply(void *ctx, const struct dg_reply_event *e, struct
     return json_array_append_new(r->calls, call) == 0 && r->shown.status == DG_OK ? DG_OK : DG_FAIL(err, DG_E_NOMEM, "out of memory");
 }
 
-enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text,
-                                  const struct dg_ask_report_opts *o, struct dg_error *err) {
+enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_ask_report_opts *o,
+                                  struct dg_error *err) {
     memset(r, 0, sizeof *r);
     r->tok = tok;
-    r->text = text;
     r->json = o->json;
     r->verbose = o->verbose;
     r->live = o->json ? NULL : o->live;

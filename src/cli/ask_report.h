@@ -13,7 +13,6 @@
 
 struct dg_ask_report {
     const struct dg_tokenizer *tok;
-    const struct dg_turn_text *text;
     struct dg_reply_stream reply;
     struct dg_buf shown;   /* all text so far */
     struct dg_buf thought;
@@ -37,15 +36,15 @@ struct dg_ask_report_opts {
     const char *trace_path; /* file that every step's largest probabilities are appended to as JSON lines, NULL = none */
 };
 
-/* tok and text are borrowed until deinit. Errors: DG_E_NOMEM, DG_E_IO for the trace file. */
-enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_turn_text *text,
-                                  const struct dg_ask_report_opts *o, struct dg_error *err) DG_MUST_CHECK;
+/* tok is borrowed until deinit. Errors: DG_E_NOMEM, DG_E_IO for the trace file. */
+enum dg_status dg_ask_report_init(struct dg_ask_report *r, const struct dg_tokenizer *tok, const struct dg_ask_report_opts *o,
+                                  struct dg_error *err) DG_MUST_CHECK;
 void dg_ask_report_deinit(struct dg_ask_report *r);
 /* An event function; ctx is the report. */
 void dg_ask_on_event(void *ctx, const struct dg_event *e);
 /* Last words: the rest of the text and a newline, or the JSON object; timings with -v. t is the turn's answer, conv 0 when it did not come
- * to a turn; st and err are the turn's. false when the answer,
- * or a part of it, did not reach standard output (an answer of no characters among them), the reason being on stderr. */
+ * to a turn; st and err are the turn's. false when the answer, or a part of it, did not reach standard output (an answer of no characters
+ * among them), the reason being on stderr. */
 bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err);
 
 #endif

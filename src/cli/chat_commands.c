@@ -19,7 +19,8 @@ static void say(struct dg_chat_command_state *s, const char *fmt, ...) {
 static void help(struct dg_chat_command_state *s) {
     for (int k = 0; k < DG_CMDS; k++) {
         char left[40];
-        snprintf(left, sizeof left, "/%s %s", dg_chat_command_name((enum dg_command_kind)k), dg_chat_command_argument((enum dg_command_kind)k));
+        snprintf(left, sizeof left, "/%s %s", dg_chat_command_name((enum dg_command_kind)k),
+                 dg_chat_command_argument((enum dg_command_kind)k));
         say(s, "%-20s %s", left, dg_chat_command_help((enum dg_command_kind)k));
     }
     say(s, "A line that ends in \\ goes on in the next; \"\"\" begins and ends a text of many lines; // begins a message with /.");
@@ -34,13 +35,14 @@ void dg_chat_stats(struct dg_chat_command_state *s) {
     say(s, "conversation: %zu messages, %lld of %lld tokens, room for %lld more", dg_dialog_count(&c->dialog), (long long)c->log,
         (long long)c->o.ctx, left > 0 ? left : 0);
     if (r->blocks)
-        say(s, "last reply: %lld tokens in %.2f s (%.1f a second), %d blocks, %d steps, seed %llu; prompt %lld tokens, %lld computed", (long long)r->tokens,
-            r->seconds, rate((double)r->tokens, r->seconds), r->blocks, r->steps, (unsigned long long)r->seed, (long long)r->prompt,
-            (long long)r->computed);
+        say(s,
+            "last reply: %lld tokens in %.2f s (%.1f a second), %d blocks, %d steps, seed %llu; prompt %lld tokens, %lld computed",
+            (long long)r->tokens, r->seconds, rate((double)r->tokens, r->seconds), r->blocks, r->steps, (unsigned long long)r->seed,
+            (long long)r->prompt, (long long)r->computed);
     if (s->live.frames)
         say(s, "view: %lld frames, %.0f us each", (long long)s->live.frames, s->live.spent / (double)s->live.frames * 1e6);
-    say(s, "thinking %s, next seed %llu, view %s", c->dialog.thinking == DG_THINKING_ON ? "on" : "off", (unsigned long long)c->next_seed,
-        s->live.view.opts.canvas ? "on" : "off");
+    say(s, "thinking %s, next seed %llu, view %s", c->dialog.thinking == DG_THINKING_ON ? "on" : "off",
+        (unsigned long long)c->next_seed, s->live.view.opts.canvas ? "on" : "off");
 }
 
 /* A file name as typed: blanks at its end do not count, "~/" is the user's folder. */

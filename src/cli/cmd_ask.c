@@ -115,7 +115,7 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
         dg_live_init(&w->live, w->r.tok, true);
     struct dg_ask_report_opts ro = {.json = o->json, .verbose = o->verbose, .live = view ? &w->live : NULL,
                                     .in_thought = ends_in_thought(&w->r, &w->ids), .trace_path = w->r.flags.trace_pmax_jsonl};
-    DG_TRY(dg_ask_report_init(report, w->r.tok, &w->front.text, &ro, err));
+    DG_TRY(dg_ask_report_init(report, w->r.tok, &ro, err));
     struct dg_gen g = w->front.opts.gen;
     g.seed = o->seed;
     g.max_tokens = report->max_tokens = o->max_tokens;
@@ -153,7 +153,7 @@ int dg_cmd_ask(int argc, char **argv) {
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think first; the thought goes to stderr"},
         {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
         {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
-        {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
+        {"steps", 0, DG_ARG_INT, &o.steps, 0, DG_STEPS_MAX, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"canvas-ids", 0, DG_ARG_STR, &o.canvas_ids, 0, 0, "FILE", "first canvas instead of a random one: token ids"},
         {"no-early-stop", 0, DG_ARG_FLAG, &o.no_early_stop, 0, 0, NULL, "run every scheduled step"},

@@ -1,5 +1,5 @@
-/* chat: messages in, replies out, line by line. On a terminal with editing, history and the canvas view; else plain lines in, text on
- * standard output, all else on standard error. */
+/* chat: messages in, replies out, line by line. On a terminal with editing, history and the canvas view; else plain lines in, text
+ * on standard output, all else on standard error. */
 #include "cli/cmd_chat.h"
 
 #include "core/mem.h"
@@ -26,7 +26,13 @@ static void on_prefill(void *ctx, int64_t done, int64_t total) {
     dg_live_status(&s->live, line);
 }
 
-static void on_step(void *ctx, const struct dg_step_event *e) { dg_live_step(&((struct dg_chat_command_state *)ctx)->live, e); }
+static void on_step(void *ctx, const struct dg_step_event *e) {
+    struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;
+    dg_live_step(l, e);
+    /* nobody is left to read the reply */
+    if (l->failed)
+        atomic_store(&cancel, true);
+}
 
 static void on_text(void *ctx, enum dg_chat_text kind, const char *text, size_t n) {
     struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;
@@ -237,13 +243,21 @@ struct options {
     struct dg_arg_list tools;
     const char *system, *harness, *load, *history;
     uint64_t seed;
-    int64_t max_tokens, steps, rounds, think_max;
-    bool think, view, yes, verbose;
+    int64_t max_tokens, steps, rounds, think_max, retries;
+    bool think, view, yes, verbose, repair;
 };
 
 static enum dg_status open_chat(struct dg_chat_command_state *s, const struct options *o, struct dg_error *err) {
-    struct dg_chat_opts co = {.pipeline = s->front.p, .tok = s->r.tok, .tools = &s->tools, .gen = s->front.opts.gen, .ctx = s->front.ctx,
-                              .canvas = s->r.model->cfg.canvas, .rounds = (int32_t)o->rounds, .think_max = o->think_max, .cancel = &cancel,
+    struct dg_chat_opts co = {.pipeline = s->front.p,
+                              .tok = s->r.tok,
+                              .tools = &s->tools,
+                              .check = s->check.t ? &s->check : NULL,
+                              .gen = s->front.opts.gen,
+                              .ctx = s->front.ctx,
+                              .canvas = s->r.model->cfg.canvas,
+                              .rounds = (int32_t)o->rounds,
+                              .think_max = o->think_max,
+                              .cancel = &cancel,
                               .ui = {s, on_prefill, on_step, NULL, on_text, on_note, on_allow}};
     co.gen.seed = o->seed;
     co.gen.max_tokens = o->max_tokens;
@@ -269,7 +283,12 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     DG_TRY(dg_runtime_find(&s->r, &o->model, err));
     DG_TRY(dg_runtime_model(&s->r, err));
     DG_TRY(dg_runtime_tokenizer(&s->r, err));
-    struct dg_front_opts fo = {.log = o->log, .conversations = 1};
+    struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair, .retries = (int32_t)o->retries};
+    if (s->tools.declared && (o->repair || o->retries)) {
+        dg_tool_check_init(&s->check, s->r.tok, s->tools.declared);
+        s->turn_check = dg_tool_check_stage(&s->check, &s->front.opts.gen);
+        fo.check = &s->turn_check;
+    }
     DG_TRY(dg_front_open(&s->front, &s->r, &o->model, &fo, err));
     dg_live_init(&s->live, s->r.tok, o->view);
     DG_TRY(open_chat(s, o, err));
@@ -298,9 +317,11 @@ int dg_cmd_chat(int argc, char **argv) {
         DG_MODEL_ARG(o.model),
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think before it answers"},
-        {"think-max", 0, DG_ARG_INT, &o.think_max, 0, 1 << 30, "N", "close a thought after about N tokens, so that an answer follows"},
+        {"think-max", 0, DG_ARG_INT, &o.think_max, 0, 1 << 30, "N",
+         "close a thought after about N tokens, so that an answer follows"},
         {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the first reply; each takes the next one (default 42)"},
-        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of a reply (default: what the context leaves)"},
+        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N",
+         "most tokens of a reply (default: what the context leaves)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"view", 0, DG_ARG_FLAG, &o.view, 0, 0, NULL, "show the canvas while it is being written"},
@@ -308,6 +329,8 @@ int dg_cmd_chat(int argc, char **argv) {
         {"harness", 0, DG_ARG_STR, &o.harness, 0, 0, "FILE", "prompt, thought, variables and tools from a JSON file"},
         {"yes", 'y', DG_ARG_FLAG, &o.yes, 0, 0, NULL, "run the tools' commands without asking"},
         {"tool-rounds", 0, DG_ARG_INT, &o.rounds, 0, DG_CHAT_ROUNDS_MAX, "N", "rounds of tool calls in one reply (default 8)"},
+        {"tool-retries", 0, DG_ARG_INT, &o.retries, 0, 16, "N", "generate a turn with an invalid call again, at most N times"},
+        {"tool-repair", 0, DG_ARG_FLAG, &o.repair, 0, 0, NULL, "let the model correct an invalid call itself, unseen"},
         {"load", 0, DG_ARG_STR, &o.load, 0, 0, "FILE", "begin with the conversation of a file"},
         {"history", 0, DG_ARG_STR, &o.history, 0, 0, "FILE", "where typed lines are kept; \"\" for nowhere"},
         DG_LOG_ARGS(o.log),

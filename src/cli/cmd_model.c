@@ -113,8 +113,8 @@ static json_t *config_json(const struct dg_config *c) {
                      (double)c->eps, "final_logit_softcapping", (double)c->softcap, "rope_theta_sliding", c->theta_sliding, "rope_theta_full",
                      c->theta_full, "partial_rotary_factor_sliding", c->rotary_sliding, "partial_rotary_factor_full", c->rotary_full,
                      "pad_token_id", c->pad, "bos_token_id", c->bos, "stop_token_ids", stops, "max_denoising_steps", c->steps_max,
-                     "entropy_bound", (double)c->entropy_bound, "t_min", (double)c->t_min, "t_max", (double)c->t_max, "stability_threshold",
-                     c->stability, "confidence_threshold", (double)c->confidence, "layers", layers);
+                     "entropy_bound", c->entropy_bound, "t_min", c->t_min, "t_max", c->t_max, "stability_threshold",
+                     c->stability, "confidence_threshold", c->confidence, "layers", layers);
 }
 
 int dg_cmd_config(int argc, char **argv) {

@@ -1,6 +1,7 @@
 /* replay: runs an op log again; the first difference ends it with both sides printed and status 1. */
 #include "cli/cli.h"
 
+#include "cli/replay_view.h"
 #include "message/turn_text.h"
 #include "pipeline/replay.h"
 
@@ -79,14 +80,31 @@ static void report(void *ctx, const struct dg_replay_session *s) {
     printf("they part at \"%.80s\" and \"%.80s\"\n", n > from ? s->recorded + from : "", m > from ? s->replayed + from : "");
 }
 
+/* --view: only the tokenizer is needed. */
+static enum dg_status view(struct replay *p, const char *path, int64_t fps, struct dg_error *err) {
+    struct dg_model_args a = p->model;
+    DG_TRY(dg_runtime_flags(&p->r, err));
+    if (!a.model) {
+        DG_TRY(dg_replay_view_model(path, p->dir, sizeof p->dir, err));
+        a.model = p->dir;
+    }
+    DG_TRY(dg_runtime_find(&p->r, &a, err));
+    DG_TRY(dg_runtime_tokenizer(&p->r, err));
+    return dg_replay_view(path, p->session, p->r.tok, fps, err);
+}
+
 int dg_cmd_replay(int argc, char **argv) {
     struct replay p = {0};
+    bool show = false;
+    int64_t fps = 10;
     dg_model_args_init(&p.model);
     const struct dg_arg args[] = {
         {"model", 'm', DG_ARG_STR, &p.model.model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache (default: the log's)"},
         {"backend", 0, DG_ARG_STR, &p.model.backend, 0, 0, "NAME", "cpu or ref (default: the log's)"},
         {"threads", 't', DG_ARG_INT, &p.model.threads, 0, 256, "N", "CPU threads (default: all)"},
         {"session", 's', DG_ARG_STR, &p.session, 0, 0, "ID", "only the session of this id (default: all of the file)"},
+        {"view", 0, DG_ARG_FLAG, &show, 0, 0, NULL, "show what was seen, without computing anything"},
+        {"fps", 0, DG_ARG_INT, &fps, 0, 1000, "N", "with --view: steps a second (default 10; 0: without waiting)"},
     };
     int first, status;
     if (!dg_args_parse(argc, argv, dg_command_find("replay"), args, DG_ARGS_COUNT(args), 1, 1, &first, &status))
@@ -94,6 +112,12 @@ int dg_cmd_replay(int argc, char **argv) {
     struct dg_replay_opts o = {p.session, open_session, report, &p};
     struct dg_replay_total total;
     struct dg_error err = {0};
+    if (show) {
+        if (view(&p, argv[first], fps, &err) != DG_OK)
+            status = dg_cli_fail("replay", &err);
+        put_away(&p);
+        return status;
+    }
     enum dg_status st = dg_replay_run(argv[first], &o, &total, &err);
     if (st == DG_OK && p.session && !total.sessions)
         st = DG_FAIL(&err, DG_E_ARG, "%s holds no session %s", argv[first], p.session);

@@ -169,7 +169,8 @@ static enum dg_status dump(const char *dir, const char *name, const struct captu
     char path[4096];
     if (mkdir(dir, 0777) != 0 && errno != EEXIST)
         return DG_FAIL(err, DG_E_IO, "cannot make the folder %s: %s", dir, strerror(errno));
-    snprintf(path, sizeof path, "%s/%s.safetensors", dir, name);
+    if (snprintf(path, sizeof path, "%s/%s.safetensors", dir, name) >= (int)sizeof path)
+        return DG_FAIL(err, DG_E_LIMIT, "path too long");
     DG_TRY(dg_st_save(path, c->e, c->n, err));
     fprintf(stderr, "diffgemma: wrote %s\n", path);
     return DG_OK;

@@ -137,8 +137,8 @@ static enum dg_status read_line(struct dg_lines *l, enum dg_line_end *end, const
     }
 }
 
-enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s, size_t *n,
-                             struct dg_error *err) {
+enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s,
+                             size_t *n, struct dg_error *err) {
     l->prompt = prompt;
     return l->el ? edit_line(l, remember, end, s, n) : read_line(l, end, s, n, err);
 }

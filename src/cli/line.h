@@ -11,14 +11,14 @@ enum dg_line_end { DG_LINE, DG_LINE_EOF, DG_LINE_INTERRUPTED };
 
 struct dg_lines;
 
-/* edit: standard input and output are a terminal. history: file that lines are read from now and written to at the end, readable by its owner
- * only; NULL = none. A history that cannot be read or written is no error. Errors: DG_E_NOMEM. */
+/* edit: standard input and output are a terminal. history: file that lines are read from now and written to at the end, readable by
+ * its owner only; NULL = none. A history that cannot be read or written is no error. Errors: DG_E_NOMEM. */
 enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *history, struct dg_error *err) DG_MUST_CHECK;
 void dg_lines_close(struct dg_lines *l); /* NULL is allowed */
 /* The next line without its line end, in a buffer of the lines' own until the next call. remember: it enters the history. Errors:
  * DG_E_IO, DG_E_LIMIT for a line of more than DG_LINE_MAX bytes. */
-enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s, size_t *n,
-                             struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s,
+                             size_t *n, struct dg_error *err) DG_MUST_CHECK;
 /* For a signal handler (cli/live.h) while a line is being read. */
 void dg_lines_at_prompt(bool stopping);
 

@@ -126,7 +126,8 @@ static enum dg_view_colours colours(const char *term) {
     const char *no = getenv("NO_COLOR"), *deep = getenv("COLORTERM");
     if (no && *no)
         return DG_VIEW_NO_COLOUR;
-    return (deep && *deep) || strstr(term, "256color") || strstr(term, "direct") || strstr(term, "kitty") ? DG_VIEW_256 : DG_VIEW_16;
+    return (deep && *deep) || strstr(term, "256color") || strstr(term, "direct") || strstr(term, "kitty") ? DG_VIEW_256
+                                                                                                          : DG_VIEW_16;
 }
 
 bool dg_live_possible(void) {
@@ -140,7 +141,8 @@ void dg_live_init(struct dg_live *l, const struct dg_tokenizer *tok, bool canvas
         setlocale(LC_CTYPE, "C.UTF-8");
     memset(l, 0, sizeof *l);
     l->terminal = dg_live_possible();
-    struct dg_view_opts o = {.plain = !l->terminal, .canvas = canvas, .colours = l->terminal ? colours(getenv("TERM")) : DG_VIEW_NO_COLOUR};
+    struct dg_view_opts o = {
+        .plain = !l->terminal, .canvas = canvas, .colours = l->terminal ? colours(getenv("TERM")) : DG_VIEW_NO_COLOUR};
     size_of(&o.width, &o.height);
     dg_view_init(&l->view, tok, &o);
     o.plain = true;

@@ -1,5 +1,6 @@
 /* diffgemma: the command line. Every command is a row of the table; each has its own file. */
 #include "cli/cli.h"
+#include "ops/cuda/cuda.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -61,7 +62,8 @@ static int run(int argc, char **argv) {
         return DG_EXIT_OK;
     }
     if (!strcmp(argv[1], "--version")) {
-        printf("diffgemma %s, backends: cpu\n", dg_version());
+        printf("diffgemma %s, backends: cpu, cuda%s\n", dg_version(),
+               dg_cuda_built_in() ? "" : " (built without nvcc: kernels are compiled at run time, where libnvrtc is there)");
         return DG_EXIT_OK;
     }
     if (!strcmp(argv[1], "--list-models"))

@@ -74,7 +74,8 @@ enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args 
 
 enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) {
     char path[4096];
-    snprintf(path, sizeof path, "%s/tokenizer.json", r->dir);
+    if (snprintf(path, sizeof path, "%s/tokenizer.json", r->dir) >= (int)sizeof path)
+        return DG_FAIL(err, DG_E_LIMIT, "path too long");
     return dg_tokenizer_open(&r->tok, path, err);
 }
 

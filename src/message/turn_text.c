@@ -22,7 +22,6 @@ static bool all_blank(const char *s, size_t n) {
 enum dg_status dg_turn_text_init(struct dg_turn_text *x, const struct dg_tokenizer *t, int32_t vocab, struct dg_error *err) {
     memset(x, 0, sizeof *x);
     x->t = t;
-    x->vocab = vocab;
     x->blank = dg_calloc((size_t)vocab, 1);
     if (!x->blank)
         return DG_FAIL(err, DG_E_NOMEM, "no memory for the vocabulary's table");

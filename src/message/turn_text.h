@@ -8,8 +8,7 @@
 
 struct dg_turn_text {
     const struct dg_tokenizer *t;
-    uint8_t *blank; /* vocabulary entries, 1 = white space only */
-    int32_t vocab;
+    uint8_t *blank; /* one per entry of the model's vocabulary, 1 = white space only */
     int32_t call_open, channel_open;
 };
 

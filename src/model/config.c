@@ -42,7 +42,7 @@ static const struct real_field text_reals[] = {
     {"final_logit_softcapping", AT(softcap), true, 1e-3, 1e6, 30.0},
 };
 static const struct int_field gen_ints[] = {
-    {"max_denoising_steps", AT(steps_max), 1, 100000, 48},
+    {"max_denoising_steps", AT(steps_max), 1, DG_STEPS_MAX, 48},
     {"stability_threshold", AT(stability), 0, 1000, 1},
 };
 static const struct real_field gen_reals[] = {

@@ -17,6 +17,7 @@
 #define DG_TOPK_MAX 64
 #define DG_CANVAS_MAX 4096
 #define DG_CTX_MAX (1 << 24)
+#define DG_STEPS_MAX 100000 /* denoise steps of a block */
 #define DG_CONFIG_FILE_MAX ((size_t)1 << 20)
 
 struct dg_layer_shape {

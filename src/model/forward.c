@@ -140,6 +140,14 @@ static void embed_tokens(struct pass *f, const int32_t *ids) {
     see(f, "embed", -1, &f->x, NULL);
 }
 
+/* After a failure nobody knows which rotation tables were written. */
+static enum dg_status finish(struct pass *f, struct dg_error *err) {
+    enum dg_status st = dg_backend_status(f->be, err);
+    if (st != DG_OK)
+        f->p->rope_pos0 = -1;
+    return st;
+}
+
 static void advance(struct dg_kv *kv, int64_t written_end) {
     if (written_end > kv->high)
         kv->high = written_end;
@@ -158,7 +166,7 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
         f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &out);
         f.op->read(be, hidden_out, out.data, (size_t)n * (size_t)f.c->hidden * sizeof(float));
     }
-    DG_TRY(dg_backend_status(be, err));
+    DG_TRY(finish(&f, err));
     kv->len += n;
     return DG_OK;
 }
@@ -166,6 +174,8 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) {
     DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
+    if (d->n > be->model->cfg.canvas)
+        return DG_FAIL(err, DG_E_ARG, "%d rows to denoise, but a canvas holds %d", d->n, be->model->cfg.canvas);
     struct pass f = begin(be, p, kv, d->n, false, trace);
     float scale = sqrtf((float)f.c->hidden);
     struct dg_plane logits = dg_plane_view(&p->logits, d->n, f.c->vocab);
@@ -182,5 +192,5 @@ enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, st
     see(&f, "final", -1, &f.h, NULL);
     f.op->head(be, &f.h, &f.m->embed, f.c->softcap, d->inv_t, &logits, &p->stats);
     p->stats_inv_t = d->inv_t;
-    return dg_backend_status(be, err);
+    return finish(&f, err);
 }

@@ -70,7 +70,8 @@ struct dg_denoise {
 };
 
 /* Bidirectional pass over a canvas at positions kv->len ..: leaves logits and statistics in the planes. kv->len does not move; kv->high
- * covers the canvas. DG_SC_SOFT reads the logits and statistics the call before left there. */
+ * covers the canvas. DG_SC_SOFT reads the logits and statistics the call before left there. Errors of both: DG_E_LIMIT (no room), DG_E_ARG (an
+ * id outside the vocabulary, more rows than a canvas), the backend's. */
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) DG_MUST_CHECK;
 

@@ -80,7 +80,7 @@ void dg_kv_cut(struct dg_kv *kv, int64_t len) {
         kv->high = 0;
 }
 
-/* FNV-1a over 8-byte words would be weak; this is the 64-bit finaliser of MurmurHash3 chained over words. */
+/* The 64-bit finaliser of MurmurHash3, chained over words. */
 static uint64_t mix(uint64_t h, uint64_t w) {
     h = (h ^ w) * 0xff51afd7ed558ccdULL;
     h ^= h >> 33;

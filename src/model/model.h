@@ -46,7 +46,8 @@ struct dg_model {
 enum dg_status dg_model_open(struct dg_model **out, const char *dir, struct dg_error *err) DG_MUST_CHECK;
 void dg_model_close(struct dg_model *m); /* NULL is allowed */
 
-/* Hash of shape, norm weights and samples of the matrices: what was recorded or saved with one model is not taken for another's. */
+/* Hash of shape, final norm, and of every matrix's format and first row: what was recorded or saved with one model, or one pack of it, is
+ * not taken for another's. */
 uint64_t dg_model_id(const struct dg_model *m);
 
 #endif

@@ -108,7 +108,7 @@ struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
 
-    /* Memory. alloc: zeroed, 256-byte aligned; NULL and a sticky error on failure. read waits for the ops before it. */
+    /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */
     void *(*alloc)(struct dg_backend *be, size_t bytes);
     void (*free)(struct dg_backend *be, void *p);
     void (*write)(struct dg_backend *be, void *dst, const void *src, size_t bytes);
@@ -156,7 +156,7 @@ struct dg_ops {
     void (*experts)(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                     const struct dg_stack *down, struct dg_plane *y);
 
-    /* logits = cap * tanh(x . embed / cap), f32 [rows][vocab], and their statistics at 1/T. */
+    /* logits = cap * tanh(x . embed / cap), f32 [rows][vocab], and their statistics at 1/T. What is NaN or Inf before the cap stays so. */
     void (*head)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *embed, float cap, float inv_t,
                  struct dg_plane *logits, struct dg_row_stats *stats);
 
@@ -189,7 +189,7 @@ struct dg_backend {
 
 /* DG_OK, or the first failure since the last call, which is then cleared. */
 enum dg_status dg_backend_status(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
-/* Sizes the scratch; may be called again with larger figures. */
+/* Sizes the scratch for these figures and all given before. On failure (DG_E_NOMEM) the scratch is what it was. */
 enum dg_status dg_backend_reserve(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err) DG_MUST_CHECK;
 void dg_backend_destroy(struct dg_backend *be); /* NULL is allowed */
 /* Records a failure unless one is there. */

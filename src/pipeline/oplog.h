@@ -3,7 +3,7 @@
  * A file holds any number of sessions, also of several processes at a time: each line begins {"s":"ID", with its session's id and is written
  * by one call. Lines: "t" is "session" (the head: form version, model, engine), "op", "prefill", "step", "block", "note", "answer". A process
  * that was killed leaves at most one line cut short, which readers pass over. Numbers that were floating point are written so that they read
- * back exactly. docs/formats.md, "Op log". */
+ * back exactly. docs/pipeline.md. */
 #ifndef DG_PIPELINE_OPLOG_H
 #define DG_PIPELINE_OPLOG_H
 

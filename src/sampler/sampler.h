@@ -13,8 +13,6 @@
 #include "model/config.h"
 #include "sampler/rng.h"
 
-#define DG_STEPS_MAX 100000
-
 struct dg_sampler_params {
     int32_t vocab, pad;
     int32_t steps_max; /* N, scheduled steps of a block; sets the temperatures too */
@@ -71,7 +69,6 @@ enum dg_status dg_sampler_params_check(const struct dg_sampler_params *p, struct
 enum dg_status dg_sampler_create(struct dg_sampler **out, const struct dg_sampler_params *p, int32_t capacity,
                                  struct dg_error *err) DG_MUST_CHECK;
 void dg_sampler_destroy(struct dg_sampler *s); /* NULL is allowed */
-const struct dg_sampler_params *dg_sampler_params_view(const struct dg_sampler *s);
 /* Replaces the parameters; only between blocks (before dg_sampler_begin). Errors: DG_E_ARG, nothing changed. */
 enum dg_status dg_sampler_configure(struct dg_sampler *s, const struct dg_sampler_params *p, struct dg_error *err) DG_MUST_CHECK;
 

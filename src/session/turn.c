@@ -61,6 +61,7 @@ static enum dg_status begin_block(struct dg_turn *t, int32_t n, struct dg_error 
 }
 
 enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) {
+    t->last.stop = DG_STOP_NONE;
     DG_TRY(begin_block(t, n, err));
     n = dg_sampler_n(t->sampler);
     enum dg_sc_mode sc = t->opts.first_step;
@@ -98,6 +99,8 @@ static int32_t before_stop(const struct dg_commit_policy *p, const int32_t *ids,
 
 /* The decision, and the turn's state after it. */
 static enum dg_status plan(struct dg_turn *t, struct dg_commit_turn *state, struct dg_commit *c, struct dg_error *err) {
+    if (t->last.stop == DG_STOP_NONE)
+        return DG_FAIL(err, DG_E_ARG, "there is no finished attempt to commit: propose one");
     const int32_t *ids = t->last.result;
     struct dg_commit_block b = {.ids = ids, .p_max = t->s->p_max, .n = dg_sampler_n(t->sampler), .retries = t->retries};
     if (t->opts.blank) {
@@ -116,7 +119,10 @@ enum dg_status dg_turn_plan(struct dg_turn *t, struct dg_commit *c, struct dg_er
     return plan(t, &state, c, err);
 }
 
-void dg_turn_discard(struct dg_turn *t) { t->retries++; }
+void dg_turn_discard(struct dg_turn *t) {
+    t->retries++;
+    t->last.stop = DG_STOP_NONE;
+}
 
 static enum dg_status keep(struct dg_turn *t, const struct dg_commit *c, const struct dg_commit_turn *state, struct dg_error *err) {
     const int32_t *ids = t->last.result;
@@ -139,6 +145,7 @@ static enum dg_status keep(struct dg_turn *t, const struct dg_commit *c, const s
     t->end = c->end;
     t->stop_id = c->stop_id;
     t->retries = t->block_steps = 0;
+    t->last.stop = DG_STOP_NONE;
     if (t->opts.on_block)
         t->opts.on_block(t->opts.ctx, &e);
     return DG_OK;
@@ -193,8 +200,7 @@ enum dg_status dg_turn_run(struct dg_turn *t, struct dg_error *err) {
                 st = dg_turn_commit(t, &again, err);
         } while (st == DG_OK && again);
     }
-    if (st != DG_OK) {
+    if (st != DG_OK)
         dg_turn_abandon(t);
-    }
     return st;
 }

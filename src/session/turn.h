@@ -70,7 +70,7 @@ struct dg_turn {
     uint8_t *blank_rows; /* cfg.canvas */
     /* the block in work */
     int32_t retries, block_steps;
-    struct dg_step_result last;
+    struct dg_step_result last; /* its last step; stop is DG_STOP_NONE unless a whole attempt waits to be kept or discarded */
 };
 
 /* Begins a turn at the session's end. Errors: DG_E_ARG (bad parameters), DG_E_NOMEM. Owner: the caller, dg_turn_deinit. */
@@ -81,13 +81,14 @@ bool dg_turn_finished(struct dg_turn *t);
 /* Runs one attempt at the next block on n positions (0 = the policy's size for this attempt): steps until a stop. The timeline does not
  * move. Errors: DG_E_NUMERIC, DG_E_CANCELLED, backend errors: the attempt is void. */
 enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) DG_MUST_CHECK;
-/* What the policy would do with the attempt; changes nothing. */
+/* What the policy would do with the attempt; changes nothing. Errors: DG_E_ARG when none is there. */
 enum dg_status dg_turn_plan(struct dg_turn *t, struct dg_commit *plan, struct dg_error *err) DG_MUST_CHECK;
 /* The attempt is void; the next one is a re-roll of the same block. */
 void dg_turn_discard(struct dg_turn *t);
-/* Commits the attempt's first `kept` rows instead of those the policy keeps (0 <= kept <= its rows; -1 = as the policy says, which must not
- * want a re-roll): prefilled, appended to t->out, reported. Other than the policy's rows never end the turn, but for the budget. On an
- * error the timeline is where it was before the block. Errors: DG_E_ARG, DG_E_LIMIT (more rows than the budget leaves), prefill's. */
+/* Commits the attempt's first `kept` rows instead of those the policy keeps (0 <= kept <= its rows; -1 = as the policy says,
+ * which must not want a re-roll): prefilled, appended to t->out, reported. Other than the policy's rows never end the turn, but
+ * for the budget. On an error the timeline is where it was before the block. Errors: DG_E_ARG (also without an attempt),
+ * DG_E_LIMIT (more rows than the budget leaves), prefill's. */
 enum dg_status dg_turn_keep(struct dg_turn *t, int32_t kept, struct dg_error *err) DG_MUST_CHECK;
 /* Decides by the policy: either discards the attempt (*again, nothing committed) or keeps what it says. */
 enum dg_status dg_turn_commit(struct dg_turn *t, bool *again, struct dg_error *err) DG_MUST_CHECK;

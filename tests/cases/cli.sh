@@ -191,7 +191,7 @@ refused "a missing value" 2 "missing after --prompt" ask --prompt
 refused "a missing value after a letter" 2 "missing after -t" ask -p a -t
 refused "one argument too many" 2 "'extra'" ask -p a extra
 refused "an unknown KV type" 2 "f16, f32" ask -p a --kv q8
-refused "an unknown backend" 2 "unknown backend 'gpu'" ask -p a --backend gpu
+refused "an unknown backend" 2 'no backend is called "gpu"' ask -p a --backend gpu
 for bad in -1 1x "" " 1" +1 1.5 18446744073709551616; do
     refused "--seed '$bad'" 2 "whole number" ask -p a --seed "$bad"
 done
@@ -200,7 +200,7 @@ for bad in -1 257 x "" " 1"; do
 done
 refused "--max-tokens -5" 2 "whole number" ask -p a --max-tokens -5
 refused "--steps 100001" 2 "whole number" ask -p a --steps 100001
-refused "an unknown command" 2 "unknown command 'chat'" chat
+refused "an unknown command" 2 "unknown command 'frobnicate'" frobnicate
 go
 [ "$status" -eq 2 ] && grep -q '^usage: diffgemma' "$err" && [ ! -s "$out" ] && pass "no command" || miss "no command" "status $status"
 answers "the largest seed" 90 ask -p "$sum" --seed 18446744073709551615

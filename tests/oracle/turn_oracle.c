@@ -3,8 +3,9 @@
  * Every case (prompt ids, seed) is generated with f32 KV, dense attention, exact self-conditioning, trim and re-roll off; output ids and
  * steps of every block must be those of the file, reference-mode runs (no first-step signal, reference stops) likewise. A second pass with
  * what users get by default (f16 KV, sparse self-conditioning) is printed and not judged. A case whose stored trajectory has a step with a
- * top-2 margin below 0.05 is named fragile when it differs. --exact-only leaves the second pass out, --every N takes the first of every N
- * cases, for runs that are slow. The last line is "N passed, N failed". */
+ * top-2 margin below 0.05 is fragile: rounding alone may turn it. When one differs it is named and counted apart, as skipped; all others
+ * must agree. --exact-only leaves the second pass out, --every N takes the first of every N cases, for runs that are slow. The last line
+ * is "N passed, N failed", with ", N skipped" when a fragile case differs. */
 #include "ops/backends.h"
 #include "support/turns.h"
 
@@ -39,37 +40,50 @@ static double smallest_margin(const json_t *c) {
     return least;
 }
 
-static bool one(struct turn_run *r, size_t i, const json_t *c, bool reference) {
+static bool well_formed(const json_t *c) {
+    const json_t *prompt = json_object_get(c, "prompt_ids");
+    size_t i;
+    json_t *v;
+    json_array_foreach(prompt, i, v) if (!json_is_integer(v)) return false;
+    return json_array_size(prompt) > 0 && json_is_array(json_object_get(c, "out_ids")) && json_is_array(json_object_get(c, "blocks")) &&
+           json_is_string(json_object_get(c, "family"));
+}
+
+enum outcome { PASSED, FAILED, FRAGILE };
+
+static enum outcome one(struct turn_run *r, size_t i, const json_t *c, bool reference) {
     struct dg_error err = {0};
     const json_t *ref = json_object_get(c, "reference_mode");
     enum dg_status st = turn_generate(r, c, reference, &err);
     bool ids_ok = st == DG_OK && turn_same_ids(&r->turn.out, json_object_get(reference ? ref : c, "out_ids"));
     bool steps_ok = st == DG_OK && same_steps(r, json_object_get(reference ? ref : c, reference ? "steps" : "blocks"));
     json_t *stop = json_object_get(c, "stop_id");
-    bool stop_ok = reference || (json_is_integer(stop) ? r->turn.stop_id == json_integer_value(stop) : true);
+    bool stop_ok = reference || !stop || r->turn.stop_id == (json_is_integer(stop) ? json_integer_value(stop) : -1);
     bool ok = ids_ok && steps_ok && stop_ok;
     printf("  %3zu %-10s seed %-4lld %-9s %zu ids, %d steps: %s", i, json_string_value(json_object_get(c, "family")),
            (long long)json_integer_value(json_object_get(c, "seed")), reference ? "reference" : "", r->turn.out.n, r->turn.steps,
            ok ? "ok" : st != DG_OK ? dg_error_text(&err) : !ids_ok ? "ids differ" : !steps_ok ? "steps differ" : "stop differs");
     double margin = smallest_margin(c);
-    if (!ok && margin < FRAGILE_MARGIN)
+    /* an error is never excused */
+    enum outcome res = ok ? PASSED : st == DG_OK && margin < FRAGILE_MARGIN ? FRAGILE : FAILED;
+    if (res == FRAGILE)
         printf(" (fragile: smallest margin %.4f)", margin);
     printf("\n");
     dg_turn_deinit(&r->turn);
     dg_error_clear(&err);
-    return ok;
+    return res;
 }
 
 struct count {
-    int passed, failed;
+    int n[3]; /* by outcome */
 };
 
 static struct count pass(struct dg_backend *be, const json_t *cases, size_t every, bool exact, struct dg_error *err) {
-    struct count n = {0, 0};
+    struct count n = {{0}};
     struct dg_session_opts so = {.kv = exact ? DG_F32 : DG_F16, .sc_sparse = !exact};
     struct turn_run r = {.cfg = &be->model->cfg};
     if (dg_session_create(&r.s, be, &so, err) != DG_OK) {
-        n.failed = 1;
+        n.n[FAILED] = 1;
         return n;
     }
     size_t i;
@@ -77,16 +91,14 @@ static struct count pass(struct dg_backend *be, const json_t *cases, size_t ever
     json_array_foreach(cases, i, c) {
         if (i % every)
             continue;
-        if (one(&r, i, c, false))
-            n.passed++;
-        else
-            n.failed++;
-        if (json_is_object(json_object_get(c, "reference_mode"))) {
-            if (one(&r, i, c, true))
-                n.passed++;
-            else
-                n.failed++;
+        if (!well_formed(c)) {
+            printf("  %3zu: not a case: prompt_ids, out_ids or blocks are missing or of another type\n", i);
+            n.n[FAILED]++;
+            continue;
         }
+        n.n[one(&r, i, c, false)]++;
+        if (json_is_object(json_object_get(c, "reference_mode")))
+            n.n[one(&r, i, c, true)]++;
     }
     dg_session_destroy(r.s);
     return n;
@@ -120,7 +132,7 @@ int main(int argc, char **argv) {
     json_error_t je;
     json_t *turns = json_load_file(argv[i + 1], 0, &je);
     json_t *cases = json_object_get(turns, "cases");
-    struct count n = {0, 1};
+    struct count n = {.n[FAILED] = 1};
     if (!json_is_array(cases))
         fprintf(stderr, "%s: no cases: %s\n", argv[i + 1], je.text);
     else if (dg_model_open(&model, argv[i], &err) == DG_OK && dg_backend_open(&be, backend, model, &opts, &err) == DG_OK) {
@@ -128,7 +140,7 @@ int main(int argc, char **argv) {
         if (!exact_only && err.code == DG_OK) {
             printf("with the defaults of users (f16 KV, sparse self-conditioning), for information:\n");
             struct count u = pass(be, cases, (size_t)every, false, &err);
-            printf("  same as the file: %d, different: %d\n", u.passed, u.failed);
+            printf("  same as the file: %d, different: %d\n", u.n[PASSED], u.n[FAILED] + u.n[FRAGILE]);
         }
     }
     if (err.code != DG_OK)
@@ -137,6 +149,9 @@ int main(int argc, char **argv) {
     dg_backend_destroy(be);
     dg_model_close(model);
     json_decref(turns);
-    printf("%d passed, %d failed\n", n.passed, n.failed);
-    return n.failed || !n.passed ? 1 : 0;
+    printf("%d passed, %d failed", n.n[PASSED], n.n[FAILED]);
+    if (n.n[FRAGILE])
+        printf(", %d skipped", n.n[FRAGILE]);
+    printf("\n");
+    return n.n[FAILED] || !n.n[PASSED] ? 1 : 0;
 }

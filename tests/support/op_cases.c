@@ -312,8 +312,8 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
                     mag += s[t] / sum * fabs(vt);
                 }
                 op_expect(r, &y, i, h * c->hd + d, want,
-                          mag * (2.5 * ds + 2 * (double)(hi - lo + 48) * U + 2 * r->c->prob_round) + act_round(r) * fabs(want) + 8 * edge / sum + 1e-37 +
-                              (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
+                          mag * (2.5 * ds + 2 * (double)(hi - lo + 48) * U + 2 * r->c->prob_round) + act_round(r) * fabs(want) +
+                              8 * edge / sum + 1e-37 + (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
             }
         }
     /* the last rows of the same batch computed alone: a causal row must not notice; a bidirectional one sees the same keys */
@@ -499,7 +499,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     if (m > 3) {
         int from = m / 3, n = m - from;
         struct dg_plane part = op_rows(&x, from, n);
-        struct dg_routing rest = {op_upload(r, id + from * topk, (size_t)(n * topk) * 4), op_upload(r, wt + from * topk, (size_t)(n * topk) * 4), topk};
+        struct dg_routing rest = {op_upload(r, id + from * topk, (size_t)(n * topk) * 4),
+                                  op_upload(r, wt + from * topk, (size_t)(n * topk) * 4), topk};
         struct op_plane again = op_output(r, n, hidden, DG_F32);
         be->ops->experts(be, &part, &rest, &gu.s, &dn.s, &again.p);
         op_fetch(r, &again);
@@ -524,7 +525,8 @@ static void case_experts(struct op_run *r) {
 /* The statistics of rows of logits against sums in double. */
 static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, int vocab, float inv_t, const struct dg_row_stats *s) {
     size_t n = (size_t)rows * 4;
-    const float *h = op_download(r, s->entropy, n), *max = op_download(r, s->max, n), *sum = op_download(r, s->sum, n), *pm = op_download(r, s->p_max, n);
+    const float *h = op_download(r, s->entropy, n), *max = op_download(r, s->max, n), *sum = op_download(r, s->sum, n),
+                *pm = op_download(r, s->p_max, n);
     const int32_t *arg = op_download(r, s->argmax, n);
     for (int i = 0; i < rows; i++) {
         const float *row = z + i * ld;

@@ -12,8 +12,8 @@ struct vt {
     int w, h, row, col;
     bool pending; /* the last column was written: the next character wraps */
     bool hidden, sync;
-    int colour;   /* the last SGR colour, 0 = none */
-    int unknown;  /* sequences it does not know, a fault of the sender */
+    int colour; /* the last SGR colour, 0 = none */
+    int unknown; /* sequences it does not know, a fault of the sender */
     int scrolled; /* rows that left the screen at its top */
     int bare_frames; /* bytes that changed the screen outside of synchronized output while the cursor was hidden */
     char cell[VT_MAX][VT_MAX][VT_CELL]; /* UTF-8 of the cell, "" = blank, "\x01" = right half of a wide one */

@@ -1,4 +1,5 @@
-/* A chat over the token pipeline, the model's turns being given: messages, tool loop, canonical log, cancelling, files, what is typed. */
+/* A chat over the token pipeline, the model's turns being given: messages, tool loop, canonical log, cancelling, files, what is
+ * typed. */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -76,8 +77,8 @@ static void must(enum dg_status st, const struct dg_error *err) {
         fail_msg("%s", dg_error_text(err));
 }
 
-/* replies: texts with control tokens, a stop token's spelling at the end being what ended the turn; NULL at the end. block: tokens a block,
- * 0 = one. harness: tools, or NULL. */
+/* replies: texts with control tokens, a stop token's spelling at the end being what ended the turn; NULL at the end. block: tokens
+ * a block, 0 = one. harness: tools, or NULL. */
 static struct talk *open_talk(const char *const *replies, size_t block, const char *harness) {
     struct talk *t = calloc(1, sizeof *t);
     struct dg_error err = {0};
@@ -107,8 +108,15 @@ static struct talk *open_talk(const char *const *replies, size_t block, const ch
         must(dg_toolbox_load(&t->tools, path, &err), &err);
         unlink(path);
     }
-    struct dg_chat_opts co = {.pipeline = t->p, .tok = tok, .tools = &t->tools, .gen = eo.gen, .ctx = 1024, .canvas = model->cfg.canvas, .rounds = 3,
-                              .cancel = &t->cancel, .ui = {.ctx = t, .text = on_text, .note = on_note, .allow = on_allow}};
+    struct dg_chat_opts co = {.pipeline = t->p,
+                              .tok = tok,
+                              .tools = &t->tools,
+                              .gen = eo.gen,
+                              .ctx = 1024,
+                              .canvas = model->cfg.canvas,
+                              .rounds = 3,
+                              .cancel = &t->cancel,
+                              .ui = {.ctx = t, .text = on_text, .note = on_note, .allow = on_allow}};
     dg_turn_text_policy(&turn_text, &co.gen.policy);
     must(dg_chat_init(&t->chat, &co, &err), &err);
     return t;
@@ -132,18 +140,23 @@ static void say(struct talk *t, const char *text) {
 }
 
 static const json_t *message(const struct talk *t, size_t i) { return json_array_get(t->chat.dialog.messages, i); }
-static const char *field(const struct talk *t, size_t i, const char *key) { return json_string_value(json_object_get(message(t, i), key)); }
+static const char *field(const struct talk *t, size_t i, const char *key) {
+    return json_string_value(json_object_get(message(t, i), key));
+}
 
 /* Nothing the model writes as a control token may be seen as text. */
 static void no_marker(const struct dg_buf *b) {
-    static const char *const marks[] = {"<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<turn|>", "<|turn>", "<|tool_response>", "<|\"|>"};
+    static const char *const marks[] = {"<|channel>", "<channel|>", "<|tool_call>",     "<tool_call|>",
+                                        "<turn|>",    "<|turn>",    "<|tool_response>", "<|\"|>"};
     for (size_t i = 0; i < sizeof marks / sizeof *marks; i++)
         assert_null(strstr(dg_buf_cstr(b), marks[i]));
 }
 
 /* --- the canonical form --- */
 
-static enum dg_status collect(void *ctx, const struct dg_reply_event *e, struct dg_error *err) { return dg_reply_message_add(ctx, e, err); }
+static enum dg_status collect(void *ctx, const struct dg_reply_event *e, struct dg_error *err) {
+    return dg_reply_message_add(ctx, e, err);
+}
 
 /* n ids as a message. */
 static json_t *parse_ids(const int32_t *ids, size_t n, uint64_t call) {
@@ -201,7 +214,8 @@ static void expect_fixed_point(struct talk *t) {
         while (end < canon.n && canon.v[end] != open)
             end++;
         uint64_t call = 0;
-        const char *id = json_string_value(json_object_get(json_array_get(json_object_get(json_array_get(messages, i), "tool_calls"), 0), "id"));
+        const char *id =
+            json_string_value(json_object_get(json_array_get(json_object_get(json_array_get(messages, i), "tool_calls"), 0), "id"));
         if (id)
             call = strtoull(id + 5, NULL, 10);
         json_array_set_new(messages, i, parse_ids(canon.v + at, end - at, call));
@@ -219,11 +233,11 @@ static void expect_fixed_point(struct talk *t) {
 }
 
 #define Q "<|\"|>"
-static const char harness[] =
-    "{\"prompt\": \"Be brief.\", \"tools\": ["
-    "{\"name\": \"get_weather\", \"description\": \"Weather.\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\"}}},"
-    " \"command\": [\"echo\", \"sunny in {city}\"]},"
-    "{\"name\": \"f\", \"command\": [\"cat\"], \"input\": \"json\"}]}";
+static const char harness[] = "{\"prompt\": \"Be brief.\", \"tools\": ["
+                              "{\"name\": \"get_weather\", \"description\": \"Weather.\", \"parameters\": {\"type\": \"object\", "
+                              "\"properties\": {\"city\": {\"type\": \"string\"}}},"
+                              " \"command\": [\"echo\", \"sunny in {city}\"]},"
+                              "{\"name\": \"f\", \"command\": [\"cat\"], \"input\": \"json\"}]}";
 
 static void replies_become_canonical(void **state) {
     (void)state;
@@ -258,8 +272,10 @@ static void tool_turns_become_canonical(void **state) {
     (void)state;
     static const char *const cases[][4] = {
         {"<|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>", "It is sunny.<turn|>"},
-        {"<|channel>thought\nask the tool\n<channel|><|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>", "Sunny.<turn|>"},
-        {"<|tool_call>call:f{n:3.50,b:true,z:null,l:[1,{a:" Q "x" Q "}],B:12345678901234567890123}<tool_call|><|tool_response>", "Done.<turn|>"},
+        {"<|channel>thought\nask the tool\n<channel|><|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>",
+         "Sunny.<turn|>"},
+        {"<|tool_call>call:f{n:3.50,b:true,z:null,l:[1,{a:" Q "x" Q "}],B:12345678901234567890123}<tool_call|><|tool_response>",
+         "Done.<turn|>"},
         {"<|tool_call>call:f{}<tool_call|><|tool_call>call:get_weather{city:" Q "Rome" Q "}<tool_call|><|tool_response>",
          "<|tool_call>call:f{a:1}<tool_call|><|tool_response>", "End<turn|>"},
         {"<|tool_call>call:f(a=\"x\")<tool_call|><turn|>", "<|channel>thought\nhm\n<channel|>ok<turn|>"},
@@ -278,7 +294,8 @@ static void tool_turns_become_canonical(void **state) {
 /* Several calls in one block, prose before and after: all run in order, what follows the calls is not shown. (B01, B18) */
 static void several_calls_in_one_block(void **state) {
     (void)state;
-    const char *const replies[] = {"Let me see. <|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_call>call:f{x:1}<tool_call|>invented",
+    const char *const replies[] = {"Let me see. <|tool_call>call:get_weather{city:" Q "Oslo" Q
+                                   "}<tool_call|><|tool_call>call:f{x:1}<tool_call|>invented",
                                    "Done.<turn|>", NULL};
     for (size_t block = 0; block < 6; block += 5) {
         struct talk *t = open_talk(replies, block, harness);
@@ -298,8 +315,10 @@ static void several_calls_in_one_block(void **state) {
 /* After a result the answer is content and the thought is thought, thinking on and off. (B02) */
 static void after_a_result(void **state) {
     (void)state;
-    const char *const plain[] = {"<|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>", "It is sunny.<turn|>", NULL};
-    const char *const thoughtful[] = {"<|channel>thought\nI ask.\n<channel|><|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>",
+    const char *const plain[] = {"<|tool_call>call:get_weather{city:" Q "Oslo" Q "}<tool_call|><|tool_response>",
+                                 "It is sunny.<turn|>", NULL};
+    const char *const thoughtful[] = {"<|channel>thought\nI ask.\n<channel|><|tool_call>call:get_weather{city:" Q "Oslo" Q
+                                      "}<tool_call|><|tool_response>",
                                       "<|channel>thought\nI know.\n<channel|>It is sunny.<turn|>", NULL};
     for (int on = 0; on < 2; on++)
         for (size_t block = 0; block < 2; block++) {
@@ -342,7 +361,8 @@ static void thoughts_kept_and_dropped(void **state) {
     close_talk(t);
 }
 
-/* Thought, prose before it, a thought cut off, a thought that is all there is: each has its place, and an empty reply says why. (B07, B15) */
+/* Thought, prose before it, a thought cut off, a thought that is all there is: each has its place, and an empty reply says why.
+ * (B07, B15) */
 static void thought_and_content(void **state) {
     (void)state;
     static const struct {
@@ -379,7 +399,7 @@ static void thought_is_closed(void **state) {
     struct talk *t = open_talk(NULL, 0, NULL);
     t->chat.dialog.thinking = DG_THINKING_ON;
     t->chat.o.think_max = 3;
-    t->chat.o.gen.sampler.steps_max = 8;
+    t->chat.o.gen.sampler.steps_max = 3;
     t->chat.o.gen.policy.n_stops = 0; /* nothing but the share ends this thought */
     t->chat.o.gen.policy.ws_stop = false;
     t->chat.o.gen.max_tokens = 140;
@@ -387,22 +407,24 @@ static void thought_is_closed(void **state) {
     /* the prompt ends inside a thought, so that there is one whatever the model writes */
     t->tools.prethink = dg_strndup("I count: one, two, three,", 25);
     must(dg_chat_send(&t->chat, "Hello!", 6, &err), &err);
-    bool closed_itself = !t->chat.last.closed_early;
-    assert_true(closed_itself || strstr(dg_buf_cstr(&t->notes), "--think-max"));
+    assert_true(t->chat.last.closed_early);
+    assert_non_null(strstr(dg_buf_cstr(&t->notes), "--think-max"));
     assert_true(t->chat.last.tokens <= 140 + 2);
     assert_int_equal(strncmp(dg_buf_cstr(&t->thought), "I count: one, two, three,", 25), 0);
-    if (!closed_itself)
-        assert_false(t->chat.last.unclosed);
-    printf("# thought closed %s after %d blocks\n", closed_itself ? "by the model" : "early", t->chat.last.blocks);
+    assert_false(t->chat.last.unclosed);
+    assert_true(t->chat.last.blocks > 1);
     expect_fixed_point(t);
     close_talk(t);
 }
 
 static void rounds_are_bounded(void **state) {
     (void)state;
-    const char *const replies[] = {"<|tool_call>call:f{}<tool_call|><|tool_response>", "<|tool_call>call:f{}<tool_call|><|tool_response>",
-                                   "<|tool_call>call:f{}<tool_call|><|tool_response>", "<|tool_call>call:f{}<tool_call|><|tool_response>",
-                                   "Fine.<turn|>", NULL};
+    const char *const replies[] = {"<|tool_call>call:f{}<tool_call|><|tool_response>",
+                                   "<|tool_call>call:f{}<tool_call|><|tool_response>",
+                                   "<|tool_call>call:f{}<tool_call|><|tool_response>",
+                                   "<|tool_call>call:f{}<tool_call|><|tool_response>",
+                                   "Fine.<turn|>",
+                                   NULL};
     struct talk *t = open_talk(replies, 0, harness);
     say(t, "Loop.");
     assert_int_equal(t->asked, 3);
@@ -417,7 +439,8 @@ static void rounds_are_bounded(void **state) {
 
 static void calls_that_do_not_run(void **state) {
     (void)state;
-    const char *const replies[] = {"<|tool_call>call:nothing{}<tool_call|><|tool_call>call:get_weather{city:" Q "a" Q "}<tool_call|><|tool_response>",
+    const char *const replies[] = {"<|tool_call>call:nothing{}<tool_call|><|tool_call>call:get_weather{city:" Q "a" Q
+                                   "}<tool_call|><|tool_response>",
                                    "Sorry.<turn|>", NULL};
     struct talk *t = open_talk(replies, 0, harness);
     t->deny = true;
@@ -432,7 +455,7 @@ static void failing_and_cancelling(void **state) {
     (void)state;
     struct talk *t = open_talk(NULL, 0, NULL);
     struct dg_error err = {0};
-    t->chat.o.gen.sampler.steps_max = 4;
+    t->chat.o.gen.sampler.steps_max = 2;
     t->chat.o.gen.max_tokens = 64;
     assert_int_equal(dg_chat_send(&t->chat, "\xff", 1, &err), DG_E_ARG);
     dg_error_clear(&err);
@@ -507,7 +530,8 @@ static void prefixes_are_kept(void **state) {
     struct talk *t = open_talk(replies, 0, NULL);
     say(t, "My name is Ben.");
     say(t, "What is my name?");
-    /* computed: the new user turn, the opened model turn, and the reply in canonical form once (the script extends it once itself) */
+    /* computed: the new user turn, the opened model turn, and the reply in canonical form once (the script extends it once itself)
+     */
     int64_t full = t->chat.last.prompt;
     assert_true(t->chat.last.computed < full);
     expect_fixed_point(t);
@@ -520,7 +544,8 @@ static void prefixes_are_kept(void **state) {
 
 static void saved_and_loaded(void **state) {
     (void)state;
-    const char *const replies[] = {"<|tool_call>call:f{B:12345678901234567890123,x:1.5}<tool_call|><|tool_response>", "Hi \xf0\x9f\x99\x82<turn|>", NULL};
+    const char *const replies[] = {"<|tool_call>call:f{B:12345678901234567890123,x:1.5}<tool_call|><|tool_response>",
+                                   "Hi \xf0\x9f\x99\x82<turn|>", NULL};
     char path[] = "/tmp/dg_chat_XXXXXX";
     close(mkstemp(path));
     struct talk *t = open_talk(replies, 0, harness);
@@ -658,7 +683,8 @@ static void commands(void **state) {
     assert_string_equal(c.argument, "two  words");
     must(dg_chat_command_parse("save a file", &c, &err), &err);
     assert_string_equal(c.argument, "a file");
-    static const char *const bad[] = {"", "s", "bogus", "seed x", "seed -1", "seed 99999999999999999999", "save", "load ", "reset now", "view maybe", "re", "think 1"};
+    static const char *const bad[] = {"",     "s",     "bogus",     "seed x",     "seed -1", "seed 99999999999999999999",
+                                      "save", "load ", "reset now", "view maybe", "re",      "think 1"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (dg_chat_command_parse(bad[i], &c, &err) != DG_E_ARG)
             fail_msg("/%s was taken", bad[i]);
@@ -669,11 +695,21 @@ static void commands(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replies_become_canonical), cmocka_unit_test(tool_turns_become_canonical), cmocka_unit_test(several_calls_in_one_block),
-        cmocka_unit_test(after_a_result),           cmocka_unit_test(thoughts_kept_and_dropped),   cmocka_unit_test(thought_and_content),
-        cmocka_unit_test(thought_is_closed),        cmocka_unit_test(rounds_are_bounded),          cmocka_unit_test(calls_that_do_not_run),
-        cmocka_unit_test(failing_and_cancelling),   cmocka_unit_test(cancelled_between_steps),     cmocka_unit_test(prefixes_are_kept),
-        cmocka_unit_test(saved_and_loaded),         cmocka_unit_test(system_text),                 cmocka_unit_test(typed_lines),
+        cmocka_unit_test(replies_become_canonical),
+        cmocka_unit_test(tool_turns_become_canonical),
+        cmocka_unit_test(several_calls_in_one_block),
+        cmocka_unit_test(after_a_result),
+        cmocka_unit_test(thoughts_kept_and_dropped),
+        cmocka_unit_test(thought_and_content),
+        cmocka_unit_test(thought_is_closed),
+        cmocka_unit_test(rounds_are_bounded),
+        cmocka_unit_test(calls_that_do_not_run),
+        cmocka_unit_test(failing_and_cancelling),
+        cmocka_unit_test(cancelled_between_steps),
+        cmocka_unit_test(prefixes_are_kept),
+        cmocka_unit_test(saved_and_loaded),
+        cmocka_unit_test(system_text),
+        cmocka_unit_test(typed_lines),
         cmocka_unit_test(commands),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -418,11 +418,44 @@ static void says_what_is_missing(void **state) {
     cache_tear_down(&h);
 }
 
+/* Every matrix counts: packs of one checkpoint differ in their experts and the self-conditioning alone. */
+static void identity(void **state) {
+    (void)state;
+    struct mk_ckpt c;
+    char *dir = mk_tmpdir();
+    mk_build(&c, &mk_tiny, "BF16", true, 5);
+    mk_write(&c, dir, 0);
+    struct dg_model *m = opened(dir), *twin = opened(dir);
+    uint64_t id = dg_model_id(m);
+    assert_true(dg_model_id(twin) == id);
+    dg_model_close(twin);
+    struct dg_layer *l = &m->layer[m->cfg.layers - 1];
+    const uint8_t **data[] = {&m->embed.data, &m->sc.gate.data, &m->sc.up.data, &m->sc.down.data, &l->q.data, &l->k.data, &l->o.data,
+                              &l->gate.data, &l->up.data, &l->down.data, &l->router.data, &l->gate_up.data, &l->expert_down.data};
+    for (size_t i = 0; i < sizeof data / sizeof *data; i++) {
+        *data[i] += 2; /* another row's values */
+        assert_true(dg_model_id(m) != id);
+        *data[i] -= 2;
+    }
+    enum dg_format *fmt[] = {&m->sc.gate.fmt, &l->gate_up.fmt, &l->expert_down.fmt};
+    for (size_t i = 0; i < sizeof fmt / sizeof *fmt; i++) {
+        *fmt[i] = DG_FMT_F16;
+        assert_true(dg_model_id(m) != id);
+        *fmt[i] = DG_FMT_BF16;
+    }
+    assert_true(dg_model_id(m) == id);
+    dg_model_close(m);
+    mk_remove(dir);
+    free(dir);
+    mk_free(&c);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opens_every_form),
         cmocka_unit_test(mixed_element_types),
         cmocka_unit_test(encoder_scalars),
+        cmocka_unit_test(identity),
         cmocka_unit_test(extras_and_strangers),
         cmocka_unit_test(names_every_weight_fault),
         cmocka_unit_test(other_folders),

@@ -359,6 +359,16 @@ static void router_ties(void **state) {
     }
     for (int k = 0; k < K; k++)
         assert_int_equal(ids[k], k);
+
+    /* logits that differ by less than f32 tells their probabilities apart: a tie too */
+    memset(row(&x, 1), 0, H * sizeof(float));
+    row(&x, 1)[0] = 1;
+    for (int e = 0; e < E; e++)
+        ((float *)w.data)[e * H] = (float)e * 1e-10f;
+    be->ops->router(be, &x, &w.m, &per_expert, &out);
+    be_ok();
+    for (int k = 0; k < K; k++)
+        assert_int_equal(ids[K + k], k);
     drop(&x);
     matrix_free(&w);
 }
@@ -764,6 +774,12 @@ static void head_nan(void **state) {
     be_ok();
     assert_true(!isnan(s.entropy[0]) && isnan(s.entropy[1]) && !isnan(s.entropy[2]));
     put_bf16(embed.data + 7 * H * 2, NAN); /* one weight of one id spoils every row */
+    be->ops->head(be, &x, &embed.m, 30, 1, &z, &s);
+    be_ok();
+    for (int r = 0; r < ROWS; r++)
+        assert_true(isnan(s.entropy[r]));
+    put_bf16(embed.data + 7 * H * 2, INFINITY); /* the cap must not make an ordinary logit of it */
+    row(&x, 1)[H - 1] = 1;
     be->ops->head(be, &x, &embed.m, 30, 1, &z, &s);
     be_ok();
     for (int r = 0; r < ROWS; r++)

@@ -105,7 +105,8 @@ static void cut(struct conv *c, int64_t len) {
 }
 
 static void append(struct conv *c, const int32_t *ids, int64_t n) {
-    memcpy(c->log.v + c->log.n, ids, (size_t)n * sizeof *ids);
+    if (n)
+        memcpy(c->log.v + c->log.n, ids, (size_t)n * sizeof *ids);
     c->log.n += n;
 }
 

@@ -828,6 +828,66 @@ static void bad_options(void **state) {
     extend(s, story, 1);
     step_bits(s, 1);
     dg_session_destroy(s);
+    s = session(small, (struct dg_session_opts){.ctx = 256, .chunk = 2 * SMALL_CANVAS});
+    int32_t *wide = stream(1, SMALL_CANVAS + 1);
+    refused(dg_session_step(s, wide, SMALL_CANVAS + 1, DG_SC_SEED, 1, &err), DG_E_ARG, "a canvas holds", &err);
+    free(wide);
+    dg_session_destroy(s);
+}
+
+/* A session that there is no memory for leaves the backend's other sessions what they compute in. */
+static void failed_session(void **state) {
+    (void)state;
+    struct dg_session *s = session(small, (struct dg_session_opts){.ctx = 256}), *large = NULL;
+    ask(s);
+    uint64_t want = step_bits(s, 1), n = 1;
+    struct dg_session_opts o = {.ctx = 1000, .chunk = 300};
+    for (;; n++) {
+        struct dg_error err = {0};
+        dg_mem_fail_at(n);
+        enum dg_status st = dg_session_create(&large, small, &o, &err);
+        dg_mem_fail_at(0);
+        if (st == DG_OK)
+            break;
+        assert_int_equal(st, DG_E_NOMEM);
+        dg_error_clear(&err);
+        assert_true(step_bits(s, 1) == want);
+    }
+    assert_true(n > 8 && step_bits(s, 1) == want);
+    dg_session_destroy(large);
+    dg_session_destroy(s);
+}
+
+/* What is kept is a finished attempt, once. */
+static void nothing_to_keep(void **state) {
+    (void)state;
+    struct dg_session *s = session(small, (struct dg_session_opts){.ctx = 256});
+    struct dg_error err = {0};
+    struct dg_turn t;
+    struct dg_commit plan;
+    struct seen z;
+    bool again;
+    ask(s);
+    struct dg_turn_opts o = three_blocks(&z, s);
+    ok(dg_turn_begin(&t, s, &o, &err), &err);
+    refused(dg_turn_commit(&t, &again, &err), DG_E_ARG, "no finished attempt", &err);
+    ok(dg_turn_propose(&t, 0, &err), &err);
+    ok(dg_turn_plan(&t, &plan, &err), &err);
+    ok(dg_turn_keep(&t, 3, &err), &err);
+    refused(dg_turn_keep(&t, 3, &err), DG_E_ARG, "no finished attempt", &err);
+    ok(dg_turn_propose(&t, 0, &err), &err);
+    dg_turn_discard(&t);
+    refused(dg_turn_plan(&t, &plan, &err), DG_E_ARG, "no finished attempt", &err);
+    ok(dg_turn_propose(&t, 0, &err), &err);
+    atomic_bool stop = true;
+    s->cancel = &stop;
+    refused(dg_turn_propose(&t, 0, &err), DG_E_CANCELLED, "", &err);
+    s->cancel = NULL;
+    refused(dg_turn_keep(&t, 3, &err), DG_E_ARG, "no finished attempt", &err);
+    assert_int_equal(s->kv.len, QUESTION_N + 3);
+    assert_int_equal(t.out.n, 3);
+    dg_turn_deinit(&t);
+    dg_session_destroy(s);
 }
 
 /* ---- numbers that are none ---- */
@@ -1035,7 +1095,8 @@ int main(void) {
         cmocka_unit_test(failed_turns),    cmocka_unit_test(cancelled_prefill), cmocka_unit_test(failed_prefill),
         cmocka_unit_test(modes), cmocka_unit_test(trajectories),           cmocka_unit_test(draws),          cmocka_unit_test(extend_last),
         cmocka_unit_test(canvas_ids),      cmocka_unit_test(rerolls),        cmocka_unit_test(context_end),
-        cmocka_unit_test(bad_options),     cmocka_unit_test(poisoned_cache), cmocka_unit_test(nan_weights),
+        cmocka_unit_test(bad_options),     cmocka_unit_test(failed_session), cmocka_unit_test(nothing_to_keep),
+        cmocka_unit_test(poisoned_cache), cmocka_unit_test(nan_weights),
         cmocka_unit_test(allocates_nothing), cmocka_unit_test(every_allocation_fails),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -95,7 +95,8 @@ static void arguments_reach_commands(void **state) {
     struct dg_error err = {0};
     assert_int_equal(load(&b,
                           "{\"tools\": ["
-                          "{\"name\": \"words\", \"parameters\": {\"type\": \"object\", \"properties\": {\"a\": {\"type\": \"string\"}, \"b\": {\"type\": \"number\"}}},"
+                          "{\"name\": \"words\", \"parameters\": {\"type\": \"object\", \"properties\": {\"a\": {\"type\": "
+                          "\"string\"}, \"b\": {\"type\": \"number\"}}},"
                           " \"command\": [\"printf\", \"[%s]\", \"{a}\", \"--b={b}\", \"{b}\", \"{c}\", \"{{a}}\"]},"
                           "{\"name\": \"json\", \"command\": [\"cat\"], \"input\": \"json\"},"
                           "{\"name\": \"shell\", \"command\": \"read x; echo \\\"$x\\\" | tr a-z A-Z\", \"shell\": true},"
@@ -104,7 +105,8 @@ static void arguments_reach_commands(void **state) {
                      DG_OK);
     expect(&b, "words", "{\"a\": \"x y\", \"b\": 1.5}", "[x y][--b=1.5][1.5][{c}][{x y}]");
     /* nothing an argument holds is looked at by a shell or again by us */
-    expect(&b, "words", "{\"a\": \"$(id); `id` {b} '\\\"\", \"b\": 2}", "[$(id); `id` {b} '\"][--b=2][2][{c}][{$(id); `id` {b} '\"}]");
+    expect(&b, "words", "{\"a\": \"$(id); `id` {b} '\\\"\", \"b\": 2}",
+           "[$(id); `id` {b} '\"][--b=2][2][{c}][{$(id); `id` {b} '\"}]");
     /* absent: the word that is only it is left out */
     expect(&b, "words", "{}", "[--b=][{c}][{}]");
     expect(&b, "words", "{\"a\": {\"k\": [1, null]}, \"b\": 123456789012345678901234567890}",
@@ -131,7 +133,8 @@ static void tools_of_the_command_line(void **state) {
     expect(&b, "plain", "{}", "(no output)");
     const json_t *f = json_object_get(json_array_get(b.declared, 0), "function");
     assert_string_equal(json_string_value(json_object_get(f, "description")), "Say it.");
-    static const char *const bad[] = {"", "x", "=echo", "a b=echo", "x=", "x=  ", "say=echo", "x='open", "x=\"open", "\xff=echo", "n:\xff=echo"};
+    static const char *const bad[] = {
+        "", "x", "=echo", "a b=echo", "x=", "x=  ", "say=echo", "x='open", "x=\"open", "\xff=echo", "n:\xff=echo"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         if (dg_toolbox_add(&b, bad[i], &err) == DG_OK)
             fail_msg("--tool '%s' was taken", bad[i]);
@@ -255,8 +258,10 @@ static void hostile_files(void **state) {
 /* Every prefix of a good file, and every byte of it changed: an answer and no crash. */
 static void damaged_files(void **state) {
     (void)state;
-    static const char good[] = "{\"prompt\": \"{{v}}\", \"variables\": {\"v\": \"x\"}, \"tools\": [{\"name\": \"a\", \"description\": \"d\", \"parameters\": "
-                               "{\"type\": \"object\", \"properties\": {\"p\": {\"type\": \"string\"}}}, \"command\": [\"ls\", \"{p}\"], \"timeout_s\": 2}]}";
+    static const char good[] = "{\"prompt\": \"{{v}}\", \"variables\": {\"v\": \"x\"}, \"tools\": [{\"name\": \"a\", "
+                               "\"description\": \"d\", \"parameters\": "
+                               "{\"type\": \"object\", \"properties\": {\"p\": {\"type\": \"string\"}}}, \"command\": [\"ls\", "
+                               "\"{p}\"], \"timeout_s\": 2}]}";
     char text[sizeof good];
     int taken = 0;
     for (size_t i = 0; i < sizeof good - 1; i++)
@@ -283,8 +288,10 @@ static void commands_that_misbehave(void **state) {
                           "{\"name\": \"fails\", \"command\": \"echo half; echo reason >&2; exit 3\", \"shell\": true},"
                           "{\"name\": \"dies\", \"command\": \"kill -9 $$\", \"shell\": true},"
                           "{\"name\": \"hangs\", \"command\": \"sleep 100\", \"shell\": true, \"timeout_s\": 0.2},"
-                          "{\"name\": \"hides\", \"command\": \"trap '' TERM HUP INT; sleep 100 & echo $! > pid; echo out\", \"shell\": true, \"timeout_s\": 5},"
-                          "{\"name\": \"much\", \"command\": \"i=0; while [ $i -lt 3000 ]; do echo 0123456789; i=$((i+1)); done\", \"shell\": true, \"output_max\": 100},"
+                          "{\"name\": \"hides\", \"command\": \"trap '' TERM HUP INT; sleep 100 & echo $! > pid; echo out\", "
+                          "\"shell\": true, \"timeout_s\": 5},"
+                          "{\"name\": \"much\", \"command\": \"i=0; while [ $i -lt 3000 ]; do echo 0123456789; i=$((i+1)); done\", "
+                          "\"shell\": true, \"output_max\": 100},"
                           "{\"name\": \"flood\", \"command\": [\"yes\"], \"output_max\": 4},"
                           "{\"name\": \"bytes\", \"command\": [\"printf\", \"a\\\\000b\\\\377c\\\\303\\\\n\\\\n\"]},"
                           "{\"name\": \"closes\", \"command\": \"exec >&- 2>&-; sleep 0.2\", \"shell\": true},"
@@ -358,9 +365,14 @@ static void cancelled(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(arguments_reach_commands), cmocka_unit_test(tools_of_the_command_line), cmocka_unit_test(shown_as_typed),
-        cmocka_unit_test(variables),                cmocka_unit_test(hostile_files),             cmocka_unit_test(damaged_files),
-        cmocka_unit_test(commands_that_misbehave),  cmocka_unit_test(cancelled),
+        cmocka_unit_test(arguments_reach_commands),
+        cmocka_unit_test(tools_of_the_command_line),
+        cmocka_unit_test(shown_as_typed),
+        cmocka_unit_test(variables),
+        cmocka_unit_test(hostile_files),
+        cmocka_unit_test(damaged_files),
+        cmocka_unit_test(commands_that_misbehave),
+        cmocka_unit_test(cancelled),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

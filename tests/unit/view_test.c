@@ -45,7 +45,7 @@ static int32_t encode(const char *text) {
 
 static void send(struct dg_buf *b) {
     vt_put(&term, dg_buf_cstr(b), b->len);
-    dg_buf_clear(b);
+    dg_buf_deinit(b);
 }
 
 static struct dg_view open_view(int w, int h, enum dg_view_colours colours) {
@@ -248,7 +248,8 @@ static void resizing_draws_anew(void **state) {
     step(&v, n, 2);
     char want[300];
     snprintf(want, sizeof want,
-             "first a thought\nline one\nthis is a line that is rather \nlong and goes on\nthe rest\nb1 s2/48 T0.80 2/%d H0.50\n", n);
+             "first a thought\nline one\nthis is a line that is rather \nlong and goes on\nthe rest\nb1 s2/48 T0.80 2/%d H0.50\n",
+             n);
     /* vt_row drops blanks at the end */
     char *blank = strstr(want, "rather \n");
     memmove(blank + 6, blank + 7, strlen(blank + 7) + 1);
@@ -262,7 +263,9 @@ static void resizing_draws_anew(void **state) {
 static void nothing_steers_the_terminal(void **state) {
     (void)state;
     struct dg_view v = open_view(60, 8, DG_VIEW_NO_COLOUR);
-    text(&v, DG_VIEW_CONTENT, "a\033[2Jb\x07\x7f\xc2\x9b""31mc\u202ed\re");
+    text(&v, DG_VIEW_CONTENT,
+         "a\033[2Jb\x07\x7f\xc2\x9b"
+         "31mc\u202ed\re");
     end(&v);
     assert_string_equal(vt_screen(&term), "a\ufffd[2Jb\ufffd\ufffd\ufffd31mc\ufffdd\ufffde\n");
 }
@@ -308,7 +311,8 @@ static void bytes_of_characters(void **state) {
     dg_buf_deinit(&b);
 }
 
-/* Random events and sizes: the sender never sends what the terminal does not know, and the text that settled is there in the end. */
+/* Random events and sizes: the sender never sends what the terminal does not know, and the text that settled is there in the end.
+ */
 static void random_sessions(void **state) {
     (void)state;
     uint64_t seed = 7;
@@ -325,7 +329,8 @@ static void random_sessions(void **state) {
                 }
                 step(&v, n, 1 + i);
             } else if (what < 14) {
-                static const char *const some[] = {"word ", "漢字かな", "e\u0301\u0301", "\n", "👩\u200d🚀 go", "a longer piece of text that wraps ", "\t|"};
+                static const char *const some[] = {
+                    "word ", "漢字かな", "e\u0301\u0301", "\n", "👩\u200d🚀 go", "a longer piece of text that wraps ", "\t|"};
                 text(&v, (enum dg_view_kind)((seed >> 45) % DG_VIEW_KINDS), some[(seed >> 35) % 7]);
             } else {
                 dg_view_resize(&v, w, h);
@@ -370,10 +375,10 @@ static void cost_of_a_frame(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(frames_at_80x24),         cmocka_unit_test(frames_at_40x10),     cmocka_unit_test(rows_of_every_length),
-        cmocka_unit_test(wide_and_joined),         cmocka_unit_test(lone_mark),           cmocka_unit_test(colours_by_confidence),
-        cmocka_unit_test(resizing_draws_anew),     cmocka_unit_test(plain_text_only),     cmocka_unit_test(nothing_steers_the_terminal),
-        cmocka_unit_test(bytes_of_characters),     cmocka_unit_test(random_sessions),     cmocka_unit_test(cost_of_a_frame),
+        cmocka_unit_test(frames_at_80x24),     cmocka_unit_test(frames_at_40x10), cmocka_unit_test(rows_of_every_length),
+        cmocka_unit_test(wide_and_joined),     cmocka_unit_test(lone_mark),       cmocka_unit_test(colours_by_confidence),
+        cmocka_unit_test(resizing_draws_anew), cmocka_unit_test(plain_text_only), cmocka_unit_test(nothing_steers_the_terminal),
+        cmocka_unit_test(bytes_of_characters), cmocka_unit_test(random_sessions), cmocka_unit_test(cost_of_a_frame),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

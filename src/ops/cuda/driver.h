@@ -17,7 +17,7 @@ typedef struct dg_cu_event_ *dg_cu_event;
 typedef struct dg_cu_graph_ *dg_cu_graph;
 typedef struct dg_cu_graph_exec_ *dg_cu_graph_exec;
 
-enum { DG_CU_OUT_OF_MEMORY = 2, DG_CU_NO_DEVICE = 100 };
+enum { DG_CU_OUT_OF_MEMORY = 2, DG_CU_NO_DEVICE = 100, DG_CU_NO_BINARY = 209, DG_CU_BAD_PTX_VERSION = 222 };
 enum {
     DG_CU_ATTR_SHARED_PER_BLOCK_OPTIN = 97,
     DG_CU_ATTR_SM_COUNT = 16,

@@ -1,5 +1,7 @@
-/* Finding the kernels: the images embedded at build time. */
+/* Finding the kernels: the images embedded at build time, or what the run-time compiler makes of the embedded sources. */
+#include "core/mem.h"
 #include "ops/cuda/images.h"
+#include "ops/cuda/nvrtc.h"
 #include "ops/cuda/state.h"
 
 #include <stdio.h>
@@ -19,7 +21,7 @@ static enum dg_status load_image(struct dg_cuda *cu, const void *image, const ch
     char text[256];
     if (cu->n_modules == DG_CUDA_MODULES_MAX)
         return DG_FAIL(err, DG_E_INTERNAL, "more than %d kernel images", DG_CUDA_MODULES_MAX);
-    dg_cu_result r = cu->d.module_load(m, image);
+    dg_cu_result r = cu->last = cu->d.module_load(m, image);
     if (r != 0)
         return DG_FAIL(err, DG_E_BACKEND, "the kernels \"%s\" do not load on %s (compute %d.%d, driver for CUDA %d.%d): %s", what, cu->name,
                        cu->major, cu->minor, cu->d.version_number / 1000, cu->d.version_number % 1000 / 10,
@@ -58,17 +60,35 @@ static bool wanted(const struct dg_cuda *cu, const char *file) {
     return n < 6 || strcmp(file + n - 6, "_sm90a") != 0 || (cu->major == 9 && cu->minor == 0);
 }
 
+/* A build without images, or whose images hold nothing for this device, compiles the sources it carries. */
+static enum dg_status load_file(struct dg_cuda *cu, const char *file, dg_cu_module *m, struct dg_error *err) {
+    const struct dg_cuda_blob *image = find_image(file);
+    if (image) {
+        struct dg_error why = {0};
+        enum dg_status st = load_image(cu, image->data, file, m, &why);
+        if (st == DG_OK)
+            return DG_OK;
+        bool other_device = cu->last == DG_CU_NO_BINARY || cu->last == DG_CU_BAD_PTX_VERSION;
+        if (!other_device)
+            DG_FAIL(err, st, "%s", dg_error_text(&why));
+        dg_error_clear(&why);
+        if (!other_device)
+            return st;
+    }
+    void *code = NULL;
+    size_t bytes = 0;
+    DG_TRY(dg_cuda_compile(file, cu->major, cu->minor, cu->d.version_number, &code, &bytes, err));
+    enum dg_status st = load_image(cu, code, file, m, err);
+    dg_free(code);
+    return st;
+}
+
 enum dg_status dg_cuda_load_kernels(struct dg_cuda *cu, struct dg_error *err) {
-    if (dg_cuda_n_images == 0)
-        return DG_FAIL(err, DG_E_BACKEND, "this binary was built without CUDA kernels; build it with make cuda where nvcc is installed");
     for (int k = 0; k < DGC_K_COUNT; k++) {
         dg_cu_module m;
         if (cu->fn[k] || !wanted(cu, kernel[k].file))
             continue;
-        const struct dg_cuda_blob *image = find_image(kernel[k].file);
-        if (!image)
-            return DG_FAIL(err, DG_E_BACKEND, "this binary carries no kernels \"%s\"; build again with make cuda", kernel[k].file);
-        DG_TRY(load_image(cu, image->data, kernel[k].file, &m, err));
+        DG_TRY(load_file(cu, kernel[k].file, &m, err));
         for (int j = k; j < DGC_K_COUNT; j++)
             if (strcmp(kernel[j].file, kernel[k].file) == 0)
                 DG_TRY(find_kernel(cu, j, m, err));

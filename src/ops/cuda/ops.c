@@ -147,8 +147,9 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
                                    n, heads, batch->causal, flash_split(kv), splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512, tiles((int64_t)n * group, DGC_FLASH_ROWS(kv->hd)) * (unsigned)kv->kv_heads,
-                         (unsigned)splits, DGC_FLASH_SHARED((unsigned)kv->hd), &a);
+        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512,
+                         tiles((int64_t)n * group, DGC_FLASH_ROWS(kv->hd)) * (unsigned)kv->kv_heads, (unsigned)splits,
+                         DGC_FLASH_SHARED((unsigned)kv->hd), &a);
         if (splits > 1) {
             struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
             dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * heads), 1, 0, &j);
@@ -333,7 +334,8 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     dg_cuda_scratch_free(be);
     memset(&cu->cap, 0, sizeof cu->cap);
     const struct dg_config *cfg = &cu->model.cfg;
-    size_t rows = (size_t)c.rows, pairs = rows * (size_t)c.topk, canvas = (size_t)cfg->canvas, row_tiles = (size_t)c.experts + pairs / DGC_MMA_TILE + 1;
+    size_t rows = (size_t)c.rows, pairs = rows * (size_t)c.topk, canvas = (size_t)cfg->canvas,
+           row_tiles = (size_t)c.experts + pairs / DGC_MMA_TILE + 1;
     const char *what = "scratch";
     cu->s.plan.bucket = dg_cuda_alloc_raw(be, ((size_t)c.experts + 1) * sizeof(int32_t), what);
     cu->s.plan.pair = dg_cuda_alloc_raw(be, pairs * sizeof(int32_t), what);

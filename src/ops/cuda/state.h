@@ -39,6 +39,7 @@ struct dg_cuda {
     int n_modules;
     dg_cu_function fn[DGC_K_COUNT]; /* NULL: not in this build for this device */
     int major, minor, n_sm;
+    dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
     char name[128], about[384];
 

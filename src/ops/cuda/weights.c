@@ -3,7 +3,6 @@
 #include "ops/cuda/state.h"
 
 #include <math.h>
-#include <string.h>
 
 #define ALIGN 256
 
@@ -110,7 +109,8 @@ static enum dg_status lay_out(struct dg_backend *be, const struct dg_model *mode
     cu->layer = dg_calloc((size_t)model->cfg.layers, sizeof *cu->layer);
     if (!cu->layer)
         return DG_FAIL(err, DG_E_NOMEM, "no memory for the model's table of weights");
-    memcpy(cu->layer, model->layer, (size_t)model->cfg.layers * sizeof *cu->layer);
+    for (int32_t l = 0; l < model->cfg.layers; l++)
+        cu->layer[l] = model->layer[l];
     cu->model.layer = cu->layer;
     each(&cu->model, measure, w);
     cu->weights_bytes = w->total;

@@ -78,21 +78,20 @@ static const struct dg_ops ref_ops = {
     .soft_embed = dg_ref_soft_embed,
 };
 
-static void scratch_free(struct dg_ref *r) {
+static void scratch_free(const struct dg_ref *r) {
     dg_free(r->row);
     dg_free(r->score);
     dg_free(r->bucket);
     dg_free(r->pair);
     dg_free(r->pair_h);
     dg_free(r->pair_y);
-    r->row = r->score = r->pair_h = r->pair_y = NULL;
-    r->bucket = r->pair = NULL;
 }
 
+/* The old scratch goes only when the new one is there: other sessions of the backend work in it. */
 static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
-    struct dg_ref *r = be->impl;
-    struct dg_reserve c = r->cap;
-#define GROW(f) c.f = want->f > c.f ? want->f : c.f
+    struct dg_ref *old = be->impl, r = *old;
+    struct dg_reserve *c = &r.cap;
+#define GROW(f) c->f = want->f > c->f ? want->f : c->f
     GROW(rows);
     GROW(ctx);
     GROW(k_max);
@@ -101,21 +100,20 @@ static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve
     GROW(moe);
     GROW(hidden);
 #undef GROW
-    scratch_free(r);
-    memset(&r->cap, 0, sizeof r->cap);
-    size_t pairs = (size_t)c.rows * (size_t)c.topk, threads = (size_t)r->n_threads;
-    r->row_len = (c.k_max + 15) & ~15;
-    r->row = dg_calloc(threads * 2, (size_t)r->row_len * sizeof *r->row);
-    r->score = dg_calloc(threads * 2, (size_t)c.ctx * sizeof *r->score);
-    r->bucket = dg_calloc((size_t)c.experts + 1, sizeof *r->bucket);
-    r->pair = dg_calloc(pairs, sizeof *r->pair);
-    r->pair_h = dg_calloc(pairs, (size_t)c.moe * sizeof *r->pair_h);
-    r->pair_y = dg_calloc(pairs, (size_t)c.hidden * sizeof *r->pair_y);
-    if (!r->row || !r->score || !r->bucket || !r->pair || !r->pair_h || !r->pair_y) {
-        scratch_free(r);
-        return DG_FAIL(err, DG_E_NOMEM, "not enough memory for the scratch of %d rows at context %lld", c.rows, (long long)c.ctx);
+    size_t pairs = (size_t)c->rows * (size_t)c->topk, threads = (size_t)r.n_threads;
+    r.row_len = (c->k_max + 15) & ~15;
+    r.row = dg_calloc(threads * 2, (size_t)r.row_len * sizeof *r.row);
+    r.score = dg_calloc(threads * 2, (size_t)c->ctx * sizeof *r.score);
+    r.bucket = dg_calloc((size_t)c->experts + 1, sizeof *r.bucket);
+    r.pair = dg_calloc(pairs, sizeof *r.pair);
+    r.pair_h = dg_calloc(pairs, (size_t)c->moe * sizeof *r.pair_h);
+    r.pair_y = dg_calloc(pairs, (size_t)c->hidden * sizeof *r.pair_y);
+    if (!r.row || !r.score || !r.bucket || !r.pair || !r.pair_h || !r.pair_y) {
+        scratch_free(&r);
+        return DG_FAIL(err, DG_E_NOMEM, "not enough memory for the scratch of %d rows at context %lld", c->rows, (long long)c->ctx);
     }
-    r->cap = c;
+    scratch_free(old);
+    *old = r;
     return DG_OK;
 }
 

@@ -29,6 +29,8 @@ struct dg_ref {
 float dg_ref_dot(const float *a, const float *b, int64_t n);
 void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst); /* n values to f32 */
 float dg_ref_gelu(float x); /* gelu_pytorch_tanh */
+/* 1 / sqrt(mean(x^2) + eps); the squares are added in double, since a row may hold thousands of them. */
+float dg_ref_inv_rms(const float *x, int32_t n, float eps);
 
 void dg_ref_embed(struct dg_backend *, const int32_t *, int32_t, const struct dg_mat *, float, struct dg_plane *);
 void dg_ref_rms_norm(struct dg_backend *, const struct dg_plane *, const struct dg_vec *, float, float, struct dg_plane *);

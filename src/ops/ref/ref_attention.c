@@ -33,16 +33,9 @@ struct qkv_job {
     const struct dg_kv_layer *kv;
 };
 
-static float head_inv_rms(const float *x, int32_t n, float eps) {
-    double s = 0;
-    for (int32_t i = 0; i < n; i++)
-        s += (double)x[i] * (double)x[i];
-    return (float)(1.0 / sqrt(s / n + (double)eps));
-}
-
 /* x: one head, normed with weight w, then rotated in split halves. */
 static void norm_rotate(float *x, int32_t hd, const float *w, float eps, const float *cos, const float *sin) {
-    float r = head_inv_rms(x, hd, eps);
+    float r = dg_ref_inv_rms(x, hd, eps);
     for (int32_t i = 0; i < hd / 2; i++) {
         float a = x[i] * r * w[i], b = x[i + hd / 2] * r * w[i + hd / 2];
         x[i] = a * cos[i] - b * sin[i];
@@ -68,7 +61,7 @@ static void qkv_part(void *arg, int part, int n_parts) {
         /* V first: where it is the raw K, K must not have been rotated yet */
         for (int32_t h = 0; h < kv->kv_heads; h++) {
             const float *src = v + (int64_t)h * hd;
-            float r = head_inv_rms(src, hd, j->eps);
+            float r = dg_ref_inv_rms(src, hd, j->eps);
             for (int32_t c = 0; c < hd; c++)
                 kv_put(kv->v, kv->dtype, at + (int64_t)h * hd + c, src[c] * r);
         }

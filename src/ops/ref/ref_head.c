@@ -26,7 +26,8 @@ static void logits_part(void *arg, int part, int n_parts) {
         dg_format_traits(j->embed->fmt)->decode_row(j->embed->data, dg_mat_row(j->embed, v), j->embed->k, w);
         for (int64_t m = 0; m < j->x->rows; m++) {
             float z = dg_ref_dot((const float *)j->x->data + m * j->x->ld, w, j->embed->k);
-            ((float *)j->logits->data)[m * j->logits->ld + v] = j->cap * tanhf(z / j->cap);
+            /* the cap would turn an overflow into the likeliest token */
+            ((float *)j->logits->data)[m * j->logits->ld + v] = isfinite(z) ? j->cap * tanhf(z / j->cap) : z;
         }
     }
 }

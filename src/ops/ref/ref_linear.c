@@ -65,24 +65,27 @@ struct router_job {
     struct dg_routing *out;
 };
 
-/* logits: [experts]; picks the k largest probabilities, ties to the lower id. */
-static void route_row(const float *logits, int32_t experts, const struct dg_vec *scale, int32_t k, int32_t *expert, float *weight) {
-    float max = logits[0], sum = 0, kept = 0;
+/* p: [experts] logits, made probabilities here; picks the k largest of these, ties to the lower id: logits that differ may be equally
+ * probable in f32. */
+static void route_row(float *p, int32_t experts, const struct dg_vec *scale, int32_t k, int32_t *expert, float *weight) {
+    float max = p[0], sum = 0, kept = 0;
     for (int32_t e = 1; e < experts; e++)
-        max = logits[e] > max ? logits[e] : max;
+        max = p[e] > max ? p[e] : max;
     for (int32_t e = 0; e < experts; e++)
-        sum += expf(logits[e] - max);
+        sum += p[e] = expf(p[e] - max);
+    for (int32_t e = 0; e < experts; e++)
+        p[e] /= sum;
     for (int32_t r = 0; r < k; r++) {
         int32_t best = -1;
         for (int32_t e = 0; e < experts; e++) {
             bool taken = false;
             for (int32_t q = 0; q < r; q++)
                 taken |= expert[q] == e;
-            if (!taken && (best < 0 || logits[e] > logits[best]))
+            if (!taken && (best < 0 || p[e] > p[best]))
                 best = e;
         }
         expert[r] = best;
-        weight[r] = expf(logits[best] - max) / sum;
+        weight[r] = p[best];
         kept += weight[r];
     }
     for (int32_t r = 0; r < k; r++)

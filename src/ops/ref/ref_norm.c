@@ -15,8 +15,7 @@ struct row_job {
 
 static float *row_of(const struct dg_plane *p, int64_t i) { return (float *)p->data + i * p->ld; }
 
-/* The squares are added in double: a row may hold thousands of them. */
-static float inv_rms(const float *x, int32_t n, float eps) {
+float dg_ref_inv_rms(const float *x, int32_t n, float eps) {
     double s = 0;
     for (int32_t i = 0; i < n; i++)
         s += (double)x[i] * (double)x[i];
@@ -49,7 +48,7 @@ static void norm_rows(void *arg, int part, int n_parts) {
     struct row_job *j = arg;
     FOR_MY_ROWS(j) {
         const float *x = row_of(j->a, i);
-        float *y = row_of(j->y, i), r = inv_rms(x, j->a->cols, j->eps);
+        float *y = row_of(j->y, i), r = dg_ref_inv_rms(x, j->a->cols, j->eps);
         for (int32_t c = 0; c < j->a->cols; c++)
             y[c] = x[c] * r * weight(j->wa, c) * j->scale;
     }
@@ -64,7 +63,7 @@ static void norm_add_rows(void *arg, int part, int n_parts) {
     struct row_job *j = arg;
     FOR_MY_ROWS(j) {
         const float *x = row_of(j->a, i), *res = row_of(j->b, i);
-        float *y = row_of(j->y, i), r = inv_rms(x, j->a->cols, j->eps);
+        float *y = row_of(j->y, i), r = dg_ref_inv_rms(x, j->a->cols, j->eps);
         for (int32_t c = 0; c < j->a->cols; c++)
             y[c] = (res[c] + x[c] * r * weight(j->wa, c)) * j->scale;
     }
@@ -80,7 +79,7 @@ static void norm_pair_rows(void *arg, int part, int n_parts) {
     struct row_job *j = arg;
     FOR_MY_ROWS(j) {
         const float *a = row_of(j->a, i), *b = row_of(j->b, i);
-        float *y = row_of(j->y, i), ra = inv_rms(a, j->a->cols, j->eps), rb = inv_rms(b, j->b->cols, j->eps);
+        float *y = row_of(j->y, i), ra = dg_ref_inv_rms(a, j->a->cols, j->eps), rb = dg_ref_inv_rms(b, j->b->cols, j->eps);
         for (int32_t c = 0; c < j->a->cols; c++)
             y[c] = a[c] * ra * weight(j->wa, c) + b[c] * rb * weight(j->wb, c);
     }

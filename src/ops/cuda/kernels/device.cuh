@@ -88,6 +88,8 @@ DGC_FN void dgc_store(void *p, int dtype, int64_t i, float v) {
         ((uint16_t *)p)[i] = dtype == DGC_BF16 ? dgc_f32_bf16(v) : dgc_f32_f16(v);
 }
 
+/* Soft cap of a logit; what is not finite stays so, or a bad weight would become text. */
+DGC_FN float dgc_cap(float v, float cap) { return isfinite(v) ? cap * tanhf(v / cap) : v; }
 DGC_FN float dgc_gelu(float x) { return 0.5f * x * (1.0f + tanhf(0.7978845608028654f * (x + 0.044715f * x * x * x))); }
 
 /* E4M3 "fn": a half with the exponent's top bit missing, 2^8 too small; 0x7f is NaN. */

@@ -140,7 +140,7 @@ DGC_FN void mma_decode(int fmt, const uint32_t *d, uint32_t *v) {
 
 /* Ends of a sum, out of line: a thread makes dozens. */
 static __device__ __noinline__ float mma_glu(float gate, float up) { return dgc_gelu(gate) * up; }
-static __device__ __noinline__ float mma_cap(float v, float cap) { return cap * tanhf(v / cap); }
+static __device__ __noinline__ float mma_cap(float v, float cap) { return dgc_cap(v, cap); }
 
 DGC_FN void mma_store(const struct dgc_plane *y, int64_t at, float v) {
     if (y->dtype == DGC_F32)

@@ -48,7 +48,7 @@ DGC_KERNEL(linear, linear, 256) {
             for (int j = 0; j < 4; j++) {
                 int c = tile * 64 + tx + j;
                 if (c < w->n)
-                    dgc_store(a.y.p, a.y.dtype, at + base + c, a.epi == DGC_EPI_CAP ? a.cap * tanhf(acc[i][j] / a.cap) : acc[i][j]);
+                    dgc_store(a.y.p, a.y.dtype, at + base + c, a.epi == DGC_EPI_CAP ? dgc_cap(acc[i][j], a.cap) : acc[i][j]);
             }
         }
     }

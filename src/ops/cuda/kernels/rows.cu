@@ -58,7 +58,8 @@ DGC_FN void store8(const struct dgc_plane *p, int64_t at, const float *v) {
     if (p->dtype == DGC_F32) {
 #pragma unroll
         for (int h = 0; h < 2; h++) {
-            a.x = __float_as_uint(v[4 * h]), a.y = __float_as_uint(v[4 * h + 1]), a.z = __float_as_uint(v[4 * h + 2]), a.w = __float_as_uint(v[4 * h + 3]);
+            a.x = __float_as_uint(v[4 * h]), a.y = __float_as_uint(v[4 * h + 1]), a.z = __float_as_uint(v[4 * h + 2]),
+            a.w = __float_as_uint(v[4 * h + 3]);
             ((uint4 *)((float *)p->p + at))[h] = a;
         }
     } else {
