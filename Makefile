@@ -18,13 +18,26 @@ CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=un
 LDFLAGS += -fsanitize=$(SAN)
 endif
 
+# Flags of the instruction sets, by the last word of a file's name; what is another architecture's is left out of the build.
+ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ISA_x86_64 := avx2 avx512 avx512bf16
+ISA_aarch64 := neon neonbf16
+ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
+ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
+ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_neon :=
+ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16
+ISA_ALL := $(ISA_x86_64) $(ISA_aarch64)
+ISA_FOREIGN := $(filter-out $(ISA_$(ARCH)),$(ISA_ALL))
+
 # The reference ops write their sums as independent lanes; -O3 turns the lanes into vectors without changing a bit.
 OPT_ref := -O3
 # So are the formats: decoding and encoding rows is the cost of quantising.
 OPT_formats := -O3
+OPT_cpu := -O3
 
 SRC := $(wildcard src/*/*.c src/*/*/*.c)
-LIB_SRC := $(filter-out src/cli/main.c,$(SRC))
+LIB_SRC := $(filter-out src/cli/main.c $(foreach i,$(ISA_FOREIGN),%_$(i).c),$(SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 TEST_SRC := $(wildcard tests/unit/*.c tests/oracle/*.c tests/ops/*.c tests/fuzz/*.c)
 TEST_BIN := $(foreach t,$(TEST_SRC),$(B)/tests/$(basename $(notdir $(t))))
@@ -64,6 +77,8 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
+$(B)/src/ops/cpu/%.o: OPT_FILE := $(OPT_cpu)
+$(foreach i,$(ISA_ALL),$(eval $(B)/src/ops/cpu/%_$(i).o: CFLAGS_FILE := $(ISA_FLAGS_$(i))))
 $(B)/src/formats/%.o: OPT_FILE := $(OPT_formats)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
 

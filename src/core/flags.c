@@ -55,6 +55,7 @@ static const struct flag table[] = {
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
+    TEXT("CPU", cpu, "level", "strongest instruction-set level of the CPU backend, as --cpu; the stricter of both counts"),
     TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each step's largest probabilities as JSON lines"),
 };
 
