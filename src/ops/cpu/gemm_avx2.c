@@ -13,28 +13,31 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 
 #include "ops/cpu/gemm_body.h"
 
-static inline vf load_scale(const uint8_t *p) {
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return vf_set1(dg_bf16_f32(h));
+/* A block begins with its scale and its minimum, both bf16: the two halves of one word. */
+static inline void load_scales(const uint8_t *block, vf *scale, vf *min) {
+    int32_t both;
+    memcpy(&both, block, sizeof both);
+    __m256i v = _mm256_set1_epi32(both);
+    *scale = (vf)_mm256_slli_epi32(v, 16);
+    *min = (vf)_mm256_and_si256(v, _mm256_set1_epi32((int32_t)0xffff0000));
 }
 
-/* Eight codes, one in each of the low eight bytes. */
-static inline vf codes(__m128i b) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(b)); }
+/* Eight 4-bit codes in the order of their bits, which is that of the weights. */
+static inline vf codes4(const uint8_t *p) {
+    int32_t v;
+    memcpy(&v, p, sizeof v);
+    __m256i c = _mm256_srlv_epi32(_mm256_set1_epi32(v), _mm256_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(c, _mm256_set1_epi32(15)));
+}
 
 static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const __m128i low = _mm_set1_epi8(15);
     float *d = dst;
     (void)k;
     for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
-        vf scale = load_scale(row), min = load_scale(row + 2);
-        __m128i b = _mm_loadu_si128((const __m128i *)(row + 4));
-        __m128i even = _mm_and_si128(b, low), odd = _mm_and_si128(_mm_srli_epi16(b, 4), low);
-        __m128i first = _mm_unpacklo_epi8(even, odd), last = _mm_unpackhi_epi8(even, odd);
-        vf_store(d, vf_fma(scale, codes(first), min));
-        vf_store(d + 8, vf_fma(scale, codes(_mm_srli_si128(first, 8)), min));
-        vf_store(d + 16, vf_fma(scale, codes(last), min));
-        vf_store(d + 24, vf_fma(scale, codes(_mm_srli_si128(last, 8)), min));
+        vf scale, min;
+        load_scales(row, &scale, &min);
+        for (int i = 0; i < 4; i++)
+            vf_store(d + 8 * i, vf_fma(scale, codes4(row + 4 + 4 * i), min));
     }
 }
 
@@ -53,7 +56,8 @@ static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void
     float *d = dst;
     (void)k;
     for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32) {
-        vf scale = load_scale(row), min = load_scale(row + 2);
+        vf scale, min;
+        load_scales(row, &scale, &min);
         /* bytes 0..15 and 8..23 of the codes: no load reaches past the block */
         __m256i head = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(row + 4)));
         __m256i tail = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(row + 12)));
