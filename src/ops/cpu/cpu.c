@@ -1,7 +1,7 @@
 #include "ops/cpu/cpu.h"
 
 #include "core/mem.h"
-#include "ops/cpu/state.h"
+#include "ops/cpu/rows.h"
 
 #include <string.h>
 
@@ -30,19 +30,19 @@ static const struct dg_ops cpu_ops = {
     .free = cpu_free,
     .write = cpu_copy,
     .read = cpu_copy,
-    .embed = dg_ref_embed,
-    .rms_norm = dg_ref_rms_norm,
-    .norm_add = dg_ref_norm_add,
-    .norm_pair = dg_ref_norm_pair,
-    .add = dg_ref_add,
+    .embed = dg_cpu_embed,
+    .rms_norm = dg_cpu_rms_norm,
+    .norm_add = dg_cpu_norm_add,
+    .norm_pair = dg_cpu_norm_pair,
+    .add = dg_cpu_add,
     .linear = dg_ref_linear,
-    .qkv_store = dg_ref_qkv_store,
-    .attention = dg_ref_attention,
-    .router = dg_ref_router,
+    .qkv_store = dg_cpu_qkv_store,
+    .attention = dg_cpu_attention,
+    .router = dg_cpu_router,
     .experts = dg_ref_experts,
     .head = dg_ref_head,
-    .row_stats = dg_ref_row_stats,
-    .soft_embed = dg_ref_soft_embed,
+    .row_stats = dg_cpu_row_stats,
+    .soft_embed = dg_cpu_soft_embed,
 };
 
 /* The old scratch goes only when the new one is there: other sessions of the backend work in it. */
