@@ -1,7 +1,7 @@
 #include "ops/cpu/cpu.h"
 
 #include "core/mem.h"
-#include "ops/cpu/state.h"
+#include "ops/cpu/rows.h"
 
 #include <string.h>
 
@@ -30,19 +30,19 @@ static const struct dg_ops cpu_ops = {
     .free = cpu_free,
     .write = cpu_copy,
     .read = cpu_copy,
-    .embed = dg_ref_embed,
-    .rms_norm = dg_ref_rms_norm,
-    .norm_add = dg_ref_norm_add,
-    .norm_pair = dg_ref_norm_pair,
-    .add = dg_ref_add,
+    .embed = dg_cpu_embed,
+    .rms_norm = dg_cpu_rms_norm,
+    .norm_add = dg_cpu_norm_add,
+    .norm_pair = dg_cpu_norm_pair,
+    .add = dg_cpu_add,
     .linear = dg_cpu_linear,
-    .qkv_store = dg_ref_qkv_store,
-    .attention = dg_ref_attention,
-    .router = dg_ref_router,
+    .qkv_store = dg_cpu_qkv_store,
+    .attention = dg_cpu_attention,
+    .router = dg_cpu_router,
     .experts = dg_cpu_experts,
     .head = dg_cpu_head,
-    .row_stats = dg_ref_row_stats,
-    .soft_embed = dg_ref_soft_embed,
+    .row_stats = dg_cpu_row_stats,
+    .soft_embed = dg_cpu_soft_embed,
 };
 
 /* The old scratch goes only when the new one is there: other sessions of the backend work in it. */
@@ -63,7 +63,6 @@ static enum dg_status cpu_reserve(struct dg_backend *be, const struct dg_reserve
     enum dg_status st = DG_OK;
     DG_GO(dg_cpu_gemm_reserve(c, &cap, &gemm, err));
     DG_GO(dg_cpu_rows_reserve(c, &cap, &rows, err));
-    DG_GO(dg_ref_scratch_reserve(&c->ref, want, err));
     struct dg_cpu_gemm old_gemm = c->gemm;
     struct dg_cpu_rows old_rows = c->rows;
     c->gemm = gemm;
@@ -82,7 +81,6 @@ static void cpu_destroy(struct dg_backend *be) {
     if (c) {
         dg_cpu_gemm_free(&c->gemm);
         dg_cpu_rows_free(&c->rows);
-        dg_ref_scratch_free(&c->ref);
     }
     dg_free(c);
     dg_pool_destroy(be->pool);
@@ -114,7 +112,7 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
         dg_backend_destroy(be);
         return st;
     }
-    c->n_threads = c->ref.n_threads = dg_pool_threads(be->pool);
+    c->n_threads = dg_pool_threads(be->pool);
     *out = be;
     return DG_OK;
 }

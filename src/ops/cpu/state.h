@@ -4,11 +4,17 @@
 
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/kernels.h"
-#include "ops/ref/ref.h"
 
 /* Scratch of the row ops (attention, router, statistics, soft embedding); sized by dg_cpu_rows_reserve. */
 struct dg_cpu_rows {
-    float *score;
+    float *query;  /* [threads][2][query_floats] a block of queries, and what they have summed so far */
+    float *tile;   /* [threads][2][tile_floats] tiles of keys and of values */
+    float *score;  /* [threads][DG_VEC_TILE][DG_VEC_TILE] */
+    float *found_score; /* [threads][DG_VEC_TILE][found_room] candidates of a top-k */
+    int32_t *found_key;
+    float *soft;   /* [threads] tile of embedding rows, sums of DG_VEC_TILE rows, their probabilities */
+    int64_t query_floats, tile_floats, soft_floats, soft_width;
+    int64_t found_room;
 };
 
 /* Scratch of the matrix products; sized by dg_cpu_gemm_reserve. */
@@ -30,7 +36,6 @@ struct dg_cpu_gemm {
 #define DG_HEAD_BLOCK 240 /* columns of the vocabulary whose statistics are taken together */
 
 struct dg_cpu {
-    struct dg_ref ref; /* first: the plain ops of ops/ref find their scratch here */
     struct dg_ops ops;
     struct dg_cpu_kernels k;
     struct dg_reserve cap; /* what the scratch is sized for */
