@@ -36,7 +36,7 @@ for level in $levels; do
     for first in scalar "$level"; do
         second=$level
         [ "$first" = scalar ] || second=scalar
-        got=$(DGQ_CPU=$first "$dg" probe-device --backend cpu --cpu "$second" --quick 2>&1 | sed -n 's/^level *//p')
+        got=$(DGQ_CPU=$first "$dg" probe-device --cpu "$second" --quick 2>&1 | sed -n 's/^level *//p')
         [ "${got%% *}" = scalar ] && echo "ok - DGQ_CPU=$first and --cpu $second: scalar" ||
             echo "not ok - DGQ_CPU=$first and --cpu $second run on '$got'"
     done

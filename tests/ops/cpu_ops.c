@@ -37,7 +37,8 @@ static uint64_t run(const struct options *o, enum dg_cpu_level l, enum dg_cpu_pl
     struct op_cases c = {.seed = o->seed, .filter = o->filter, .small = o->small, .guard = true};
     struct dg_cpu_opts opts = {.threads = threads, .cap = l, .planes = planes};
     char what[96];
-    snprintf(what, sizeof what, "ops of level %s, %s planes, %d threads", dg_cpu_level_name(l), planes == DG_CPU_PLANES_F32 ? "f32" : "bf16", threads);
+    snprintf(what, sizeof what, "ops of level %s, %s planes, %d threads", dg_cpu_level_name(l), planes == DG_CPU_PLANES_F32 ? "f32" : "bf16",
+             threads);
     if (dg_cpu_create(&c.be, op_cases_model(), &opts, &err) != DG_OK) {
         printf("not ok - %s: %s\n", what, dg_error_text(&err));
         dg_error_clear(&err);
@@ -77,7 +78,8 @@ int main(int argc, char **argv) {
         if (!runnable((enum dg_cpu_level)l) || (o.level && strcmp(o.level, dg_cpu_level_name((enum dg_cpu_level)l)) != 0))
             continue;
         levels++;
-        for (int p = 0; p < 2; p++) {
+        /* bf16 planes at avx512 are the f32 kernels behind a conversion that avx2 has too: not worth the emulation's time */
+        for (int p = 0; p < (&cpu_ops_emulated && l == DG_CPU_AVX512 ? 1 : 2); p++) {
             enum dg_cpu_planes planes = p ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_F32;
             uint64_t one = run(&o, (enum dg_cpu_level)l, planes, 1), three = run(&o, (enum dg_cpu_level)l, planes, 3);
             printf("%sok - level %s, %s planes: the same bits on one thread and on three\n", one == three ? "" : "not ",

@@ -127,7 +127,8 @@ int main(int argc, char **argv) {
             usage = true;
     }
     if (usage || every < 1 || argc - i != 2) {
-        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json\n");
+        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] "
+                        "CHECKPOINT TURNS.json\n");
         return 2;
     }
     struct dg_error err = {0};

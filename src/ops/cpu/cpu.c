@@ -3,6 +3,7 @@
 #include "core/mem.h"
 #include "ops/cpu/rows.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static void *cpu_alloc(struct dg_backend *be, size_t bytes) {
@@ -118,3 +119,10 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
 }
 
 enum dg_cpu_level dg_cpu_backend_level(const struct dg_backend *be) { return ((const struct dg_cpu *)be->impl)->k.level; }
+
+void dg_cpu_describe(const struct dg_backend *be, char *text, size_t n) {
+    const struct dg_cpu *c = be->impl;
+    const struct dg_gemm_kind *g = dg_cpu_kind(c);
+    snprintf(text, n, "products %s (%s, tiles of %d x %d, %d elements a step, chunks of %d), rows %s", g->name, g->elem == 2 ? "bf16" : "f32", g->mr,
+             DG_GEMM_NR, g->step, g->kc, c->k.vec.name);
+}

@@ -25,5 +25,7 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
     DG_MUST_CHECK;
 /* The level that a backend of dg_cpu_create runs on. */
 enum dg_cpu_level dg_cpu_backend_level(const struct dg_backend *be);
+/* The kernels it chose, in one line of at most n bytes. */
+void dg_cpu_describe(const struct dg_backend *be, char *text, size_t n);
 
 #endif
