@@ -9,6 +9,7 @@
 #include "core/half.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 struct att_job {
     const struct dg_cpu *c;
@@ -21,6 +22,7 @@ struct att_job {
     bool topk;
     int32_t group, hdp;    /* query heads a kv head; head dimension, padded */
     int32_t block_heads, block_rows;
+    atomic_llong next;     /* block nobody has taken */
     int32_t room;          /* candidates a query of a top-k may hold between two selections */
 };
 
@@ -258,7 +260,8 @@ static int32_t cuts_of(const struct att_job *j) { return (j->row1 - j->row0 + j-
 static int64_t units_of(const struct att_job *j) { return (int64_t)j->kv->kv_heads * slices_of(j) * cuts_of(j); }
 
 static void att_part(void *arg, int part, int n_parts) {
-    const struct att_job *j = arg;
+    (void)n_parts;
+    struct att_job *j = arg;
     const struct dg_cpu_rows *r = &j->c->rows;
     struct att_block b = {.j = j};
     b.q = r->query + (int64_t)part * 2 * r->query_floats;
@@ -268,8 +271,8 @@ static void att_part(void *arg, int part, int n_parts) {
     b.s = r->score + (int64_t)part * DG_ROWS_BLOCK * DG_VEC_TILE;
     int32_t slices = slices_of(j), cuts = cuts_of(j);
     int64_t units = units_of(j);
-    /* in turns: blocks of later rows of a causal batch see more keys */
-    for (int64_t u = part; u < units; u += n_parts) {
+    /* whoever is free takes the next block: those of later rows of a causal batch see more keys. Who computes it leaves no trace in it. */
+    for (int64_t u; (u = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < units;) {
         int32_t slice = (int32_t)(u / cuts % slices);
         b.kvh = (int32_t)(u / cuts / slices);
         b.row = j->row0 + (int32_t)(u % cuts) * j->block_rows;
@@ -297,6 +300,7 @@ static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t 
     int32_t queries = most < DG_ROWS_BLOCK ? (int32_t)most : DG_ROWS_BLOCK;
     j->row0 = row0;
     j->row1 = row1;
+    atomic_store_explicit(&j->next, 0, memory_order_relaxed);
     j->block_heads = j->group < queries ? j->group : queries;
     j->block_rows = queries / j->block_heads;
     while (j->block_rows > 1 && units_of(j) < 2 * j->c->n_threads) /* work for everybody comes before reuse of a tile */

@@ -35,12 +35,12 @@ static const struct dg_ops cpu_ops = {
     .norm_add = dg_cpu_norm_add,
     .norm_pair = dg_cpu_norm_pair,
     .add = dg_cpu_add,
-    .linear = dg_ref_linear,
+    .linear = dg_cpu_linear,
     .qkv_store = dg_cpu_qkv_store,
     .attention = dg_cpu_attention,
     .router = dg_cpu_router,
-    .experts = dg_ref_experts,
-    .head = dg_ref_head,
+    .experts = dg_cpu_experts,
+    .head = dg_cpu_head,
     .row_stats = dg_cpu_row_stats,
     .soft_embed = dg_cpu_soft_embed,
 };
@@ -103,6 +103,7 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
     if (opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && bf16_arithmetic))
         c->ops.act = DG_BF16;
     dg_cpu_kernels_init(&c->k, opts->cap);
+    c->vocab = model->cfg.vocab;
     be->ops = &c->ops;
     be->model = model;
     be->impl = c;

@@ -59,8 +59,4 @@ void dg_cpu_row_stats(struct dg_backend *, const struct dg_plane *, float, struc
 void dg_cpu_soft_embed(struct dg_backend *, const struct dg_plane *, const struct dg_row_stats *, float, const struct dg_mat *, float, bool,
                        struct dg_plane *);
 
-/* Statistics of a row that is fed to k->stats piece by piece: begin, then at the end the row's entry of `out`. */
-void dg_stats_begin(struct dg_vec_stats *st, float inv_t);
-void dg_stats_end(const struct dg_vec_stats *st, const struct dg_row_stats *out, int64_t row);
-
 #endif
