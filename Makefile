@@ -151,9 +151,21 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
+# The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
+ifeq ($(ARCH),x86_64)
+EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
+$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_avx512.h"' -MMD -MP -c -o $@ $<
+$(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+TEST_CPU := $(B)/tests/cpu_ops_emulated
+endif
+
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)
@@ -168,4 +180,4 @@ bench: $(B)/diffgemma $(BENCH_BIN)
 clean:
 	rm -rf build
 
--include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c))
+-include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c tests/cpu/*.c)) $(EMULATED_CPU:.o=.d)

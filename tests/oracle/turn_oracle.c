@@ -1,4 +1,4 @@
-/* Replays whole turns: turn_oracle [--backend NAME] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json
+/* Replays whole turns: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json
  *
  * Every case (prompt ids, seed) is generated with f32 KV, dense attention, exact self-conditioning, trim and re-roll off; output ids and
  * steps of every block must be those of the file, reference-mode runs (no first-step signal, reference stops) likewise. A second pass with
@@ -119,13 +119,17 @@ int main(int argc, char **argv) {
             backend = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "--threads"))
             opts.threads = atoi(argv[++i]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
+            opts.cpu[0] = argv[++i];
+        else if (i + 1 < argc && !strcmp(argv[i], "--planes"))
+            opts.exact = !(opts.bf16_planes = !strcmp(argv[++i], "bf16"));
         else if (i + 1 < argc && !strcmp(argv[i], "--every"))
             every = strtol(argv[++i], NULL, 10);
         else
             usage = true;
     }
     if (usage || every < 1 || argc - i != 2) {
-        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json\n");
+        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json\n");
         return 2;
     }
     struct dg_error err = {0};

@@ -63,7 +63,6 @@ static enum dg_status cpu_reserve(struct dg_backend *be, const struct dg_reserve
     enum dg_status st = DG_OK;
     DG_GO(dg_cpu_gemm_reserve(c, &cap, &gemm, err));
     DG_GO(dg_cpu_rows_reserve(c, &cap, &rows, err));
-    DG_GO(dg_ref_scratch_reserve(&c->ref, want, err));
     struct dg_cpu_gemm old_gemm = c->gemm;
     struct dg_cpu_rows old_rows = c->rows;
     c->gemm = gemm;
@@ -82,7 +81,6 @@ static void cpu_destroy(struct dg_backend *be) {
     if (c) {
         dg_cpu_gemm_free(&c->gemm);
         dg_cpu_rows_free(&c->rows);
-        dg_ref_scratch_free(&c->ref);
     }
     dg_free(c);
     dg_pool_destroy(be->pool);
@@ -114,7 +112,7 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
         dg_backend_destroy(be);
         return st;
     }
-    c->n_threads = c->ref.n_threads = dg_pool_threads(be->pool);
+    c->n_threads = dg_pool_threads(be->pool);
     *out = be;
     return DG_OK;
 }

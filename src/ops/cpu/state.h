@@ -4,7 +4,6 @@
 
 #include "ops/cpu/cpu.h"
 #include "ops/cpu/kernels.h"
-#include "ops/ref/ref.h"
 
 /* Scratch of the row ops (attention, router, statistics, soft embedding); sized by dg_cpu_rows_reserve. */
 struct dg_cpu_rows {
@@ -36,7 +35,6 @@ struct dg_cpu_gemm {
 #define DG_HEAD_BLOCK 240 /* columns of the vocabulary whose statistics are taken together */
 
 struct dg_cpu {
-    struct dg_ref ref; /* first: the plain ops of ops/ref find their scratch here */
     struct dg_ops ops;
     struct dg_cpu_kernels k;
     struct dg_reserve cap; /* what the scratch is sized for */

@@ -78,7 +78,7 @@ static const struct dg_ops ref_ops = {
     .soft_embed = dg_ref_soft_embed,
 };
 
-void dg_ref_scratch_free(const struct dg_ref *r) {
+static void scratch_free(const struct dg_ref *r) {
     dg_free(r->row);
     dg_free(r->score);
     dg_free(r->bucket);
@@ -88,8 +88,8 @@ void dg_ref_scratch_free(const struct dg_ref *r) {
 }
 
 /* The old scratch goes only when the new one is there: other sessions of the backend work in it. */
-enum dg_status dg_ref_scratch_reserve(struct dg_ref *old, const struct dg_reserve *want, struct dg_error *err) {
-    struct dg_ref r = *old;
+static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+    struct dg_ref *old = be->impl, r = *old;
     struct dg_reserve *c = &r.cap;
 #define GROW(f) c->f = want->f > c->f ? want->f : c->f
     GROW(rows);
@@ -109,22 +109,18 @@ enum dg_status dg_ref_scratch_reserve(struct dg_ref *old, const struct dg_reserv
     r.pair_h = dg_calloc(pairs, (size_t)c->moe * sizeof *r.pair_h);
     r.pair_y = dg_calloc(pairs, (size_t)c->hidden * sizeof *r.pair_y);
     if (!r.row || !r.score || !r.bucket || !r.pair || !r.pair_h || !r.pair_y) {
-        dg_ref_scratch_free(&r);
+        scratch_free(&r);
         return DG_FAIL(err, DG_E_NOMEM, "not enough memory for the scratch of %d rows at context %lld", c->rows, (long long)c->ctx);
     }
-    dg_ref_scratch_free(old);
+    scratch_free(old);
     *old = r;
     return DG_OK;
-}
-
-static enum dg_status ref_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
-    return dg_ref_scratch_reserve(be->impl, want, err);
 }
 
 static void ref_destroy(struct dg_backend *be) {
     struct dg_ref *r = be->impl;
     if (r)
-        dg_ref_scratch_free(r);
+        scratch_free(r);
     dg_free(r);
     dg_pool_destroy(be->pool);
     dg_free(be);

@@ -25,11 +25,6 @@ struct dg_ref {
     float *pair_y;      /* [rows * topk][hidden] */
 };
 
-/* The scratch of these ops; another backend that uses some of them has a struct dg_ref (n_threads set) at the start of its state. reserve
- * leaves *r alone when it fails. */
-enum dg_status dg_ref_scratch_reserve(struct dg_ref *r, const struct dg_reserve *want, struct dg_error *err) DG_MUST_CHECK;
-void dg_ref_scratch_free(const struct dg_ref *r);
-
 /* The dot product described above. */
 float dg_ref_dot(const float *a, const float *b, int64_t n);
 void dg_ref_load_f16(const uint16_t *h, int64_t n, float *dst); /* n values to f32 */
