@@ -9,6 +9,7 @@
 #include "core/half.h"
 
 #include <math.h>
+#include <stdatomic.h>
 
 struct att_job {
     const struct dg_cpu *c;
@@ -21,6 +22,8 @@ struct att_job {
     bool topk;
     int32_t group, hdp;    /* query heads a kv head; head dimension, padded */
     int32_t block_heads, block_rows;
+    atomic_llong next;     /* block nobody has taken */
+    int32_t room;          /* candidates a query of a top-k may hold between two selections */
 };
 
 /* One block in work. */
@@ -30,9 +33,9 @@ struct att_block {
     int32_t nq;                          /* rows * heads; query i is row + i / heads, head + i % heads */
     int64_t lo, hi;                      /* positions that some row sees */
     float *q, *o, *k, *v, *s;
-    float max[DG_VEC_TILE], sum[DG_VEC_TILE], alpha[DG_VEC_TILE];
-    int64_t from[DG_VEC_TILE], to[DG_VEC_TILE]; /* positions that a query sees */
-    struct dg_vec_found found[DG_VEC_TILE];
+    float max[DG_ROWS_BLOCK], sum[DG_ROWS_BLOCK], alpha[DG_ROWS_BLOCK];
+    int64_t from[DG_ROWS_BLOCK], to[DG_ROWS_BLOCK]; /* positions that a query sees */
+    struct dg_vec_found found[DG_ROWS_BLOCK];
 };
 
 static const struct dg_vec_kernels *vec(const struct att_block *b) { return &b->j->c->k.vec; }
@@ -89,22 +92,58 @@ static void load_values(struct att_block *b, int64_t first, int k0, int k1) {
     }
 }
 
+/* Rows [t0, t1) of the tile at `first` are on their way from memory: a cache's rows lie apart, and no prefetcher of the hardware follows. */
+static void ask_for(const struct att_block *b, const void *base, int64_t first, int t0, int t1) {
+    const struct dg_kv_layer *kv = b->j->kv;
+    size_t row = (size_t)kv->hd * dg_dtype_bytes(kv->dtype);
+    for (int t = t0; t < t1 && first + t < b->hi; t++) {
+        const char *p = (const char *)base + (size_t)(dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * row;
+        for (size_t x = 0; x < row; x += 64)
+            __builtin_prefetch(p + x, 0, 2);
+    }
+}
+
+/* Scores of the n keys loaded; meanwhile the values of this tile (next_v) or the keys of the next one are fetched. */
+static void score_tile(const struct att_block *b, int64_t first, int n, bool next_v) {
+    const struct att_job *j = b->j;
+    for (int t = 0; t < n; t += 16) {
+        if (next_v)
+            ask_for(b, j->kv->v, first, t, t + 16);
+        else
+            ask_for(b, j->kv->k, first + DG_VEC_TILE, t, t + 16);
+        vec(b)->scores(b->q, b->nq, b->k + (int64_t)t * j->hdp, n - t < 16 ? n - t : 16, j->hdp, b->s + t);
+    }
+}
+
+/* Adds the tile's weighted values, a quarter of the columns at a time, while the next tile's keys are fetched. */
+static void weigh_tile(const struct att_block *b, int64_t first, const float *alpha, int k0, int k1) {
+    const struct att_job *j = b->j;
+    int panels = j->hdp / vec(b)->panel;
+    for (int c = 0, i = 0; i < 4; i++) {
+        int end = panels * (i + 1) / 4;
+        ask_for(b, j->kv->k, first + DG_VEC_TILE, i * 16, i * 16 + 16);
+        vec(b)->weigh(b->o + (int64_t)c * b->nq * vec(b)->panel, b->nq, b->nq, b->s, DG_VEC_TILE, alpha,
+                      b->v + (int64_t)c * DG_VEC_TILE * vec(b)->panel, DG_VEC_TILE, k0, k1, end - c);
+        c = end;
+    }
+}
+
 static int in_tile(int64_t pos, int64_t first) { return pos <= first ? 0 : pos >= first + DG_VEC_TILE ? DG_VEC_TILE : (int)(pos - first); }
 
 static void dense(struct att_block *b) {
     const struct att_job *j = b->j;
-    int32_t hd = j->kv->hd, panels = j->hdp / vec(b)->panel;
+    int32_t hd = j->kv->hd;
     memset(b->o, 0, (size_t)b->nq * (size_t)j->hdp * sizeof *b->o);
     for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
         int n = load_keys(b, first), k0 = in_tile(b->lo, first), k1 = in_tile(b->hi, first);
-        vec(b)->scores(b->q, b->nq, b->k, n, j->hdp, b->s);
+        score_tile(b, first, n, true);
         bool keep = true;
         for (int32_t i = 0; i < b->nq; i++) {
             b->alpha[i] = vec(b)->softmax_tile(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), &b->max[i], &b->sum[i]);
             keep &= b->alpha[i] == 1;
         }
         load_values(b, first, k0, k1);
-        vec(b)->weigh(b->o, b->nq, b->nq, b->s, DG_VEC_TILE, keep ? NULL : b->alpha, b->v, DG_VEC_TILE, k0, k1, panels);
+        weigh_tile(b, first, keep ? NULL : b->alpha, k0, k1);
     }
     for (int32_t i = 0; i < b->nq; i++) {
         float out[DG_HEAD_DIM_MAX];
@@ -194,18 +233,17 @@ static void gather(const struct att_block *b, int32_t i) {
 static void topk(struct att_block *b, int part) {
     const struct att_job *j = b->j;
     const struct dg_cpu_rows *r = &j->c->rows;
-    int32_t keys[DG_VEC_TILE], room[DG_VEC_TILE];
+    int32_t keys[DG_ROWS_BLOCK];
     for (int32_t i = 0; i < b->nq; i++) {
-        int64_t at = ((int64_t)part * DG_VEC_TILE + i) * r->found_room;
+        int64_t at = part * DG_ROWS_FOUND + i * (int64_t)j->room;
         b->found[i] = (struct dg_vec_found){r->found_score + at, r->found_key + at, 0, -INFINITY, false};
         keys[i] = (int32_t)dg_batch_keys(j->batch, b->to[i] - b->from[i]);
-        room[i] = r->found_room < 3 * keys[i] + 2 * DG_VEC_TILE ? (int32_t)r->found_room : 3 * keys[i] + 2 * DG_VEC_TILE;
     }
     for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
         int n = load_keys(b, first);
-        vec(b)->scores(b->q, b->nq, b->k, n, j->hdp, b->s);
+        score_tile(b, first, n, false);
         for (int32_t i = 0; i < b->nq; i++) {
-            if (b->found[i].n + DG_VEC_TILE > room[i])
+            if (b->found[i].n + DG_VEC_TILE > j->room)
                 keep_best(&b->found[i], keys[i]);
             vec(b)->collect(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), (int32_t)first, &b->found[i]);
         }
@@ -216,19 +254,25 @@ static void topk(struct att_block *b, int part) {
     }
 }
 
+/* Blocks: slices of a kv head's query heads, cuts of the rows. */
+static int32_t slices_of(const struct att_job *j) { return (j->group + j->block_heads - 1) / j->block_heads; }
+static int32_t cuts_of(const struct att_job *j) { return (j->row1 - j->row0 + j->block_rows - 1) / j->block_rows; }
+static int64_t units_of(const struct att_job *j) { return (int64_t)j->kv->kv_heads * slices_of(j) * cuts_of(j); }
+
 static void att_part(void *arg, int part, int n_parts) {
-    const struct att_job *j = arg;
+    (void)n_parts;
+    struct att_job *j = arg;
     const struct dg_cpu_rows *r = &j->c->rows;
     struct att_block b = {.j = j};
     b.q = r->query + (int64_t)part * 2 * r->query_floats;
     b.o = b.q + r->query_floats;
     b.k = r->tile + (int64_t)part * 2 * r->tile_floats;
     b.v = b.k + r->tile_floats;
-    b.s = r->score + (int64_t)part * DG_VEC_TILE * DG_VEC_TILE;
-    int32_t slices = (j->group + j->block_heads - 1) / j->block_heads, cuts = (j->row1 - j->row0 + j->block_rows - 1) / j->block_rows;
-    int64_t units = (int64_t)j->kv->kv_heads * slices * cuts;
-    /* in turns: blocks of later rows of a causal batch see more keys */
-    for (int64_t u = part; u < units; u += n_parts) {
+    b.s = r->score + (int64_t)part * DG_ROWS_BLOCK * DG_VEC_TILE;
+    int32_t slices = slices_of(j), cuts = cuts_of(j);
+    int64_t units = units_of(j);
+    /* whoever is free takes the next block: those of later rows of a causal batch see more keys. Who computes it leaves no trace in it. */
+    for (int64_t u; (u = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < units;) {
         int32_t slice = (int32_t)(u / cuts % slices);
         b.kvh = (int32_t)(u / cuts / slices);
         b.row = j->row0 + (int32_t)(u % cuts) * j->block_rows;
@@ -244,17 +288,23 @@ static void att_part(void *arg, int part, int n_parts) {
     }
 }
 
-/* Rows [row0, row1), all dense or all top-k. */
-static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t row1, bool is_topk) {
+/* Rows [row0, row1), all dense (keys 0) or all with at most `keys` keys a query. */
+static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t row1, int32_t keys) {
     if (row0 >= row1)
         return;
     int64_t most = DG_ROWS_QUERIES / j->hdp;
-    int32_t queries = most < DG_VEC_TILE ? (int32_t)most : DG_VEC_TILE;
+    j->room = 3 * keys + 2 * DG_VEC_TILE; /* fewer would be sorted out too often */
+    j->topk = keys > 0;
+    if (j->topk && most > DG_ROWS_FOUND / j->room)
+        most = DG_ROWS_FOUND / j->room;
+    int32_t queries = most < DG_ROWS_BLOCK ? (int32_t)most : DG_ROWS_BLOCK;
     j->row0 = row0;
     j->row1 = row1;
-    j->topk = is_topk;
+    atomic_store_explicit(&j->next, 0, memory_order_relaxed);
     j->block_heads = j->group < queries ? j->group : queries;
     j->block_rows = queries / j->block_heads;
+    while (j->block_rows > 1 && units_of(j) < 2 * j->c->n_threads) /* work for everybody comes before reuse of a tile */
+        j->block_rows = (j->block_rows + 1) / 2;
     dg_pool_run(be->pool, att_part, j);
 }
 
@@ -265,18 +315,21 @@ void dg_cpu_attention(struct dg_backend *be, const struct dg_plane *q, int32_t h
     j.hdp = (int32_t)dg_rows_pad(kv->hd);
     /* rows that see more keys than they may attend to: the later ones of a causal batch, or all */
     int32_t from = batch->n_live;
+    int64_t most = 0;
     for (int32_t i = batch->n_live; !kv->window && i-- > 0; from = i) {
         int64_t lo, hi;
         dg_batch_visible(batch, kv, i, &lo, &hi);
-        if (dg_batch_keys(batch, hi - lo) == hi - lo)
+        int64_t keys = dg_batch_keys(batch, hi - lo);
+        if (keys == hi - lo)
             break;
+        most = keys > most ? keys : most;
     }
-    if (from < batch->n_live && batch->topk > DG_ROWS_TOPK_MAX) {
+    if (most > DG_ROWS_TOPK_MAX) {
         dg_backend_fail(be, DG_E_UNSUPPORTED, "attention to the best keys of a query keeps at most 4096 of them");
         return;
     }
-    run(be, &j, 0, from, false);
-    run(be, &j, from, batch->n_live, true);
+    run(be, &j, 0, from, 0);
+    run(be, &j, from, batch->n_live, (int32_t)most);
     for (int32_t i = batch->n_live; i < batch->n; i++)
         memset((char *)y->data + (size_t)(i * y->ld) * dg_dtype_bytes(y->dtype), 0, (size_t)heads * (size_t)kv->hd * dg_dtype_bytes(y->dtype));
 }

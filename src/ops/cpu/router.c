@@ -55,12 +55,12 @@ static void router_part(void *arg, int part, int n_parts) {
     const struct dg_vec_kernels *k = &j->c->k.vec;
     int64_t width = dg_rows_pad(j->w->k), begin, end;
     float *x = r->query + (int64_t)part * 2 * r->query_floats, *logit = x + r->query_floats;
-    float *w = r->tile + (int64_t)part * 2 * r->tile_floats, *s = r->score + (int64_t)part * DG_VEC_TILE * DG_VEC_TILE;
+    float *w = r->tile + (int64_t)part * 2 * r->tile_floats, *s = r->score + (int64_t)part * DG_ROWS_BLOCK * DG_VEC_TILE;
     int32_t experts = j->w->n;
     int64_t tile = r->tile_floats / width & ~3ll, rows = r->query_floats / width;
     tile = tile > DG_VEC_TILE ? DG_VEC_TILE : tile;
     rows = rows > r->query_floats / experts ? r->query_floats / experts : rows;
-    rows = rows > DG_VEC_TILE ? DG_VEC_TILE : rows;
+    rows = rows > DG_ROWS_BLOCK ? DG_ROWS_BLOCK : rows;
     dg_pool_range(j->x->rows, 1, part, n_parts, &begin, &end);
     for (int64_t m = begin; m < end; m += rows) {
         int n = (int)(end - m < rows ? end - m : rows);

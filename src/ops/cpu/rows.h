@@ -10,13 +10,17 @@
 #define DG_ROWS_PIECE 1024
 /* Columns of a piece of logits whose statistics are summed in f32. */
 #define DG_STATS_PIECE 512
+/* Most queries of a block. */
+#define DG_ROWS_BLOCK 256
 /* Floats of a block of queries; of a tile of keys or values. */
-#define DG_ROWS_QUERIES ((int64_t)64 * 512)
+#define DG_ROWS_QUERIES ((int64_t)128 * 512)
 #define DG_ROWS_TILE ((int64_t)DG_VEC_TILE * DG_HEAD_DIM_MAX)
 /* Ids of a tile of the soft embedding's product. */
 #define DG_ROWS_SOFT_TILE 256
 /* Most keys that a query of a top-k attention may keep; a switch allows no more. */
 #define DG_ROWS_TOPK_MAX 4096
+/* Candidates that the queries of a block may hold together; one query of the largest k at least. */
+#define DG_ROWS_FOUND ((int64_t)128 * (3 * 512 + 2 * DG_VEC_TILE))
 
 /* n elements from element `at` of an array of type t, as f32. */
 static inline void dg_rows_load(const struct dg_vec_kernels *k, const void *base, enum dg_dtype t, int64_t at, int64_t n, float *dst) {
@@ -54,9 +58,5 @@ void dg_cpu_router(struct dg_backend *, const struct dg_plane *, const struct dg
 void dg_cpu_row_stats(struct dg_backend *, const struct dg_plane *, float, struct dg_row_stats *);
 void dg_cpu_soft_embed(struct dg_backend *, const struct dg_plane *, const struct dg_row_stats *, float, const struct dg_mat *, float, bool,
                        struct dg_plane *);
-
-/* Statistics of a row that is fed to k->stats piece by piece: begin, then at the end the row's entry of `out`. */
-void dg_stats_begin(struct dg_vec_stats *st, float inv_t);
-void dg_stats_end(const struct dg_vec_stats *st, const struct dg_row_stats *out, int64_t row);
 
 #endif

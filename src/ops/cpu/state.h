@@ -9,12 +9,11 @@
 struct dg_cpu_rows {
     float *query;  /* [threads][2][query_floats] a block of queries, and what they have summed so far */
     float *tile;   /* [threads][2][tile_floats] tiles of keys and of values */
-    float *score;  /* [threads][DG_VEC_TILE][DG_VEC_TILE] */
-    float *found_score; /* [threads][DG_VEC_TILE][found_room] candidates of a top-k */
+    float *score;  /* [threads][DG_ROWS_BLOCK][DG_VEC_TILE] */
+    float *found_score; /* [threads][DG_ROWS_FOUND] candidates of a top-k */
     int32_t *found_key;
     float *soft;   /* [threads] tile of embedding rows, sums of DG_VEC_TILE rows, their probabilities */
     int64_t query_floats, tile_floats, soft_floats, soft_width;
-    int64_t found_room;
 };
 
 /* Scratch of the matrix products; sized by dg_cpu_gemm_reserve. */

@@ -3,11 +3,11 @@
 
 #include <math.h>
 
-void dg_stats_begin(struct dg_vec_stats *st, float inv_t) {
+static void begin(struct dg_vec_stats *st, float inv_t) {
     *st = (struct dg_vec_stats){.max = -INFINITY, .z_max = -INFINITY, .inv_t = inv_t};
 }
 
-void dg_stats_end(const struct dg_vec_stats *st, const struct dg_row_stats *out, int64_t row) {
+static void end(const struct dg_vec_stats *st, const struct dg_row_stats *out, int64_t row) {
     double h = log(st->sum) - st->moment / st->sum;
     out->entropy[row] = (float)(h < 0 ? 0 : h);
     out->max[row] = st->max;
@@ -25,15 +25,15 @@ struct stats_job {
 
 static void stats_part(void *arg, int part, int n_parts) {
     const struct stats_job *j = arg;
-    int64_t begin, end;
-    dg_pool_range(j->logits->rows, 1, part, n_parts, &begin, &end);
-    for (int64_t m = begin; m < end; m++) {
+    int64_t first, last;
+    dg_pool_range(j->logits->rows, 1, part, n_parts, &first, &last);
+    for (int64_t m = first; m < last; m++) {
         const float *z = (const float *)j->logits->data + m * j->logits->ld;
         struct dg_vec_stats st;
-        dg_stats_begin(&st, j->inv_t);
+        begin(&st, j->inv_t);
         for (int32_t c = 0; c < j->logits->cols; c += DG_STATS_PIECE)
             j->c->k.vec.stats(&st, z + c, j->logits->cols - c < DG_STATS_PIECE ? j->logits->cols - c : DG_STATS_PIECE, c);
-        dg_stats_end(&st, j->out, m);
+        end(&st, j->out, m);
     }
 }
 
