@@ -65,7 +65,7 @@ struct dg_runtime {
 double dg_now(void);
 /* The folder models/ beside the program (build/diffgemma) or in the installed data folder; false when there is none. */
 bool dg_bundled_models(char *path, size_t n);
-/* Flags from the environment. */
+/* Flags from the environment; the one that names a cache folder goes to pack/hub.h at once. */
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 /* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */
 enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;

@@ -32,7 +32,8 @@ void dg_model_args_init(struct dg_model_args *a) { *a = (struct dg_model_args){.
 
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
     dg_flags_default(&r->flags);
-    return dg_flags_load(&r->flags, (const char *const *)environ, err);
+    DG_TRY(dg_flags_load(&r->flags, (const char *const *)environ, err));
+    return dg_hub_use_home(r->flags.hf_home, err);
 }
 
 bool dg_bundled_models(char *path, size_t n) {

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define ORIGINAL "hf download google/diffusiongemma-26B-A4B-it"
+#define ORIGINAL "diffgemma download google/diffusiongemma-26B-A4B-it"
 
 /* A whole number of the file. */
 struct int_field {

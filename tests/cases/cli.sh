@@ -207,7 +207,7 @@ answers "the largest seed" 90 ask -p "$sum" --seed 18446744073709551615
 
 # ---- no such model ----
 refused "a folder that is not there" 2 "nowhere" ask -p a -m ./nowhere
-HF_HOME=$work refused "a repo that is not downloaded" 2 "hf download org/name" ask -p a -m org/name
+HF_HOME=$work refused "a repo that is not downloaded" 2 "diffgemma download org/name" ask -p a -m org/name
 mkdir -p empty other
 refused "an empty folder" 1 "no config.json" ask -p a -m empty
 refused "the same from summary" 1 "no config.json" summary -m empty

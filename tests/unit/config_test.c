@@ -301,7 +301,7 @@ static void refuses_what_it_does_not_compute(void **state) {
 static void names_other_models(void **state) {
     (void)state;
     const enum dg_status u = DG_E_UNSUPPORTED;
-    const char *remedy = "hf download google/diffusiongemma-26B-A4B-it";
+    const char *remedy = "diffgemma download google/diffusiongemma-26B-A4B-it";
     static const struct {
         const char *text, *part;
     } cases[] = {

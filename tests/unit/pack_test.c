@@ -13,6 +13,7 @@
 #include "core/mem.h"
 #include "model/model.h"
 #include "ops/backends.h"
+#include "pack/hub.h"
 #include "pack/pack_read.h"
 #include "session/session.h"
 #include "support/mkckpt.h"
@@ -330,7 +331,7 @@ static void nothing_stays_behind(void **state) {
 static void make_cache(void) {
     mk_mkdir(x.dir, "hf/hub/models--org--base/snapshots/rev1");
     mk_write(&x.c, path("hf/hub/models--org--base/snapshots/rev1"), 3);
-    setenv("DGQ_HF_HOME", path("hf"), 1);
+    assert_int_equal(dg_hub_use_home(path("hf"), NULL), DG_OK);
 }
 
 static void overlays(void **state) {
