@@ -5,6 +5,7 @@
 #include "core/mem.h"
 #include "pack/checkpoint.h"
 #include "pack/hub.h"
+#include "pack/outdir.h"
 #include "pack/pack_read.h"
 
 #include <dirent.h>
@@ -121,6 +122,7 @@ enum dg_status dl_locate(struct dl *d, struct dg_error *err) {
     if (n + sizeof OLD_SUFFIX + 1 > DL_PATH)
         return DG_FAIL(err, DG_E_LIMIT, "-o: the path is too long");
     snprintf(d->target, sizeof d->target, "%.*s", (int)n, d->o->dir);
+    DG_TRY(dg_outdir_check_place(d->target, err));
     snprintf(d->part, sizeof d->part, "%.*s" DL_PART, (int)n, d->o->dir);
     snprintf(d->old, sizeof d->old, "%.*s" OLD_SUFFIX, (int)n, d->o->dir);
     return DG_OK;

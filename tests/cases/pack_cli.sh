@@ -67,6 +67,21 @@ refused "unknown codes" 2 "plain or fit" quantize -m "$mini" -o new --profile q4
 refused "a pack as source" 2 "is a pack already" quantize -m q4 -o new --profile q4
 refused "no such source" 2 "no such folder" quantize -m nowhere -o new --profile q4
 refused "no parent folder" 2 "cannot make" quantize -m "$mini" -o none/new --profile q4
+# an output inside a model's folder, directly, further down, through a link, of the source or of another
+cp -r "$mini" srcdir && mkdir srcdir/sub && ln -s srcdir/sub link
+before=$(find srcdir q4 | sort)
+refused "an output inside the source" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o srcdir/new --profile q4
+refused "an output below the source" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o srcdir/sub/new/ --profile q4
+refused "an output inside the source through a link" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o link/new --profile q4
+refused "an output inside a pack" 2 "inside the model folder $work/q4:" repack -m q4 -o q4/new --overlay --source srcdir --hf-repo a/b --hf-revision c
+refused "a synthetic model inside another" 2 "inside the model folder $work/srcdir:" synth --shape srcdir/config.json -o srcdir/sub/../new
+refused "a download inside a model" 2 "inside the model folder $work/srcdir:" download a/b -o srcdir/new
+refused "a download below a model, in a folder that is not there" 2 "inside the model folder $work/srcdir:" download a/b -o srcdir/a/b/new
+(cd srcdir && timeout 60 "$D" quantize -m . -o new --profile q4 >"$out" 2>"$err")
+if [ $? -eq 2 ] && grep -q 'inside the model folder' "$err"; then pass "an output beside the weights, from within"; else miss "from within" "status"; fi
+if [ "$before" = "$(find srcdir q4 | sort)" ]; then pass "and nothing was put there"; else miss "something was put there" "$(find srcdir q4 -newer "$out")"; fi
+works "an output beside the source" "quantised" quantize -m srcdir -o beside --profile q4
+rm -r srcdir link beside
 mkdir taken
 go quantize -m "$mini" -o taken --profile q4
 if [ $status -eq 2 ] && grep -q "exists already" "$err" && [ -z "$(ls taken)" ]; then pass "an output that exists stays as it is"; else miss "an output that exists" "status $status"; fi
