@@ -27,6 +27,9 @@ enum dg_status dg_quantize(const struct dg_quantize_opts *o, struct dg_quantize_
 /* "org/name" and revision of a folder .../models--org--name/snapshots/REV, also through symbolic links; false when it is no such folder. */
 #define DG_REPO_TEXT 256
 bool dg_repo_of(const char *dir, char repo[DG_REPO_TEXT], char revision[DG_REPO_TEXT]);
+/* Which model the checkpoint in dir is: what was given (either may be NULL), else what dg_repo_of says. Errors: DG_E_ARG when neither knows. */
+enum dg_status dg_repo_name(const char *dir, const char *given_repo, const char *given_revision, char repo[DG_REPO_TEXT],
+                            char revision[DG_REPO_TEXT], struct dg_error *err) DG_MUST_CHECK;
 /* What a manifest says a pack was made from: "org/name@revision" from the cache, else the folder's own name: no one else's paths. */
 void dg_source_name(const char *dir, char *dst, size_t n);
 
