@@ -127,6 +127,40 @@ go config -m q4 && cp "$out" c1 && go config -m "$mini"
 if cmp -s c1 "$out"; then pass "config of a pack is the checkpoint's"; else miss "config of a pack" "differs"; fi
 works "ask a pack" "7" ask -m q4 -p "What is 3 plus 4?"
 works "step-parity on a pack" "" step-parity -m q4 -p "Hello" --backend ref
+"$D" tokenize -m "$mini" -p "What is 3 plus 4?" >c1 2>/dev/null
+go tokenize -m q4 -p "What is 3 plus 4?"
+if [ $status -eq 0 ] && [ -s c1 ] && cmp -s c1 "$out"; then pass "tokenize with a pack"; else miss "tokenize with a pack" "status $status"; fi
+printf 'What is the capital of Norway?\n' | timeout 60 "$D" chat -m q4 --log-dir chatlog >"$out" 2>"$err"
+if [ "$(cat "$out")" = Oslo ]; then pass "chat with a pack"; else miss "chat with a pack" "$(cat "$out")"; fi
+works "replay of a session with a pack" "no difference" replay chatlog/ops.jsonl
+works "replay --view of it" "Oslo" replay --view chatlog/ops.jsonl
+go golden -m q4 --backend ref --case short --bless golden.json && go golden -m q4 --backend ref --case short golden.json
+if [ $status -eq 0 ] && grep -q 'short *same' "$out"; then pass "golden with a pack"; else miss "golden with a pack" "status $status"; fi
+go golden -m "$mini" --backend ref --case short golden.json
+if [ $status -eq 1 ]; then pass "whose cache is not the checkpoint's"; else miss "golden of the checkpoint against the pack's" "status $status"; fi
+DGQ_MODEL=q4 timeout 60 "$D" summary >"$out" 2>"$err"
+if [ $? -eq 0 ] && grep -q '^q4$' "$out"; then pass "DGQ_MODEL names a pack"; else miss "DGQ_MODEL names a pack" "$(head -n 1 "$out")"; fi
+# a pack as the original engine publishes it: a manifest of version 1, without splits and checksums
+cp -r q4 original && sed -i '/"expert_split"/d; s/, "xxh3": "[0-9a-f]*"//' original/model.dgq.json
+if ! grep -q 'xxh3\|split' original/model.dgq.json && grep -q '"version": 1' original/model.dgq.json; then pass "an older manifest"; else miss "an older manifest" "not made"; fi
+works "ask a pack with an older manifest" "7" ask -m original -p "What is 3 plus 4?"
+works "verify it" "sound" verify -m original
+works "repack it" "in the base checkpoint" repack -m original -o original2 --overlay --source "$mini" --hf-repo org/mini --hf-revision 0123abcd
+# other people's weights: what they are and what to do (F01)
+mkdir gguf && printf 'GGUF\3' >gguf/model-q4.gguf
+for c in ask chat summary config quantize tokenize; do
+    case $c in
+    tokenize) go tokenize -m gguf -p Hello ;;
+    ask) go ask -m gguf -p Hello ;;
+    quantize) go quantize -m gguf -o new --profile q4 ;;
+    *) go $c -m gguf ;;
+    esac
+    if [ $status -eq 1 ] && [ "$(wc -l <"$err")" -eq 1 ] && grep -q 'gguf: .*it holds a GGUF model.*diffgemma download google' "$err"; then
+        pass "$c of a folder that holds a .gguf alone"
+    else
+        miss "$c of a folder that holds a .gguf alone" "status $status"
+    fi
+done
 
 # layered packs
 mkdir -p hf/hub/models--org--mini/snapshots && cp -r "$mini" hf/hub/models--org--mini/snapshots/0123abcd
