@@ -48,7 +48,7 @@ void dg_model_args_init(struct dg_model_args *a);
     {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},             \
     {"device", 0, DG_ARG_INT, &(a).device, 0, 255, "N", "which GPU, from 0"},                                                      \
     {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
-    {"ctx", 'c', DG_ARG_INT, &(a).ctx, 0, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
+    {"ctx", 'c', DG_ARG_INT, &(a).ctx, 1, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
     {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default) or f32"}
 
 /* Everything a command runs on; zeroed is empty. */

@@ -315,12 +315,39 @@ refused "tokenize: an id outside the vocabulary" 2 "99999" tokenize -d -p 99999
 refused "tokenize: no such file" 1 "nowhere" tokenize nowhere
 refused "tokenize: not UTF-8" 2 "UTF-8" tokenize -p "$(printf '\377')"
 
+# ---- what cut an answer ----
+for o in max-tokens steps ctx; do
+    refused "--$o 0" 2 "--$o 0: give a whole number from 1" ask -p a --$o 0
+done
+for o in max-tokens steps think-max; do
+    refused "chat --$o 0" 2 "--$o 0: give a whole number from 1" chat --$o 0
+done
+cut_by() { # NAME TEXT END ARG...: what stderr says, and what --json gives as end
+    name=$1 text=$2 end=$3
+    shift 3
+    go ask "$@"
+    said | grep -qF -e "the answer was cut: $text" || { miss "$name" "no word of '$text'"; return; }
+    go ask --json "$@"
+    if grep -q "\"end\":\"$end\"" "$out" && grep -q '"finish_reason":"length"' "$out"; then pass "$name"; else miss "$name" "not '$end'"; fi
+}
+cut_by "the tokens are used up" "--max-tokens is used up" length -p "$story" -n 5 --steps 2
+cut_by "the context is full" "the context is full" length -p "$story" --ctx 90 --steps 2
+DGQ_COMMIT_CONF_HARD=1
+export DGQ_COMMIT_CONF_HARD
+cut_by "the blocks are used up" "too many of its blocks were trimmed" blocks -p "$story" -n 50 --steps 4
+unset DGQ_COMMIT_CONF_HARD
+
 # ---- config, summary, step-parity ----
 go config
 "$look" json "$out" vocab_size hidden_size canvas_length sliding_window layers.2.head_dim layers.2.num_key_value_heads layers.0.type stop_token_ids >fields
 [ "$status" -eq 0 ] && [ "$(tr '\n' ' ' <fields)" = "4096 256 64 128 128 1 sliding_attention [1,106,50] " ] && pass "config" || miss "config" "$(tr '\n' ' ' <fields)"
 go summary
 [ "$status" -eq 0 ] && grep -q '14639104 parameters' "$out" && grep -q '16 experts of 128, 4 a token' "$out" && pass "summary" || miss "summary" "status $status"
+cache() { sed -n 's/.*KV cache at context \([0-9]*\): \([0-9.]*\) MiB.*/\1 \2/p' "$out"; }
+big=$(cache)
+DGQ_KV_RING=512 go summary
+[ "${big% *}" = "$(cache | cut -d ' ' -f 1)" ] && [ "$(echo "${big#* } $(cache | cut -d ' ' -f 2)" | awk '{ print ($1 > 2 * $2) }')" = 1 ] &&
+    pass "summary: the cache of a smaller ring ($big, $(cache))" || miss "summary: the ring" "$big, $(cache)"
 go step-parity -p "$sum" --dump dump
 if [ "$status" -eq 0 ] && grep -q '^logits .*argmax 64 of 64 equal' "$out" && [ "$(grep -c '^layer[0-5].out' "$out")" -eq 6 ]; then
     pass "step-parity compares every layer and the logits"
