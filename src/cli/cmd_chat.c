@@ -2,6 +2,7 @@
  * on standard output, all else on standard error. */
 #include "cli/cmd_chat.h"
 
+#include "cli/loading.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -345,9 +346,15 @@ int dg_cmd_chat(int argc, char **argv) {
     dg_input_init(&s.input);
     /* the signals are this thread's; those that the engine starts must not take them */
     dg_live_mask(true);
+    struct dg_loading loading;
+    dg_loading_begin(&loading);
     enum dg_status st = prepare(&s, &o, &err);
+    dg_loading_end(&loading);
     dg_live_signals(&cancel, dg_lines_at_prompt);
     dg_live_mask(false);
+    /* it came when nobody waited for it any more and nobody did yet */
+    if (!s.interactive && atomic_load(&cancel))
+        s.quit = s.cancelled = true;
     if (st == DG_OK) {
         if (s.interactive)
             dg_chat_say(&s, "diffgemma chat; /help lists the commands, Ctrl-C stops a reply");

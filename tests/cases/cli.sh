@@ -315,6 +315,38 @@ refused "tokenize: an id outside the vocabulary" 2 "99999" tokenize -d -p 99999
 refused "tokenize: no such file" 1 "nowhere" tokenize nowhere
 refused "tokenize: not UTF-8" 2 "UTF-8" tokenize -p "$(printf '\377')"
 
+# ---- Ctrl-C while the model is loaded ----
+# the note on the bundled model is written at the beginning of it; the program is held there so that the signal comes during the loading
+loading() { # NAME STATUS SIGNAL COMMAND...
+    name=$1 want=$2 signal=$3
+    shift 3
+    rm -f fifo && mkfifo fifo && : >"$err"
+    timeout 60 env --default-signal=INT "$dg" "$@" <fifo >"$out" 2>"$err" &
+    pid=$!
+    exec 8>fifo
+    i=0
+    until grep -q "$bundled" "$err" || [ $i -gt 5000 ]; do i=$((i + 1)); done
+    child=$(pgrep -P $pid)
+    kill -STOP "$child"
+    start=$(date +%s)
+    kill -"$signal" "$child"
+    kill -CONT "$child"
+    wait $pid
+    status=$?
+    exec 8>&-
+    took=$(($(date +%s) - start))
+    if [ $status -eq "$want" ] && [ $took -le 3 ]; then pass "$name"; else miss "$name" "status $status after $took s"; fi
+}
+if command -v pgrep >/dev/null && env --default-signal=INT true 2>/dev/null; then
+    for n in 1 2 3; do
+        loading "Ctrl-C while a chat loads its model, $n" 130 INT chat
+        loading "Ctrl-C while a question's model is loaded, $n" 130 INT ask -p "$story"
+    done
+    loading "SIGTERM while a chat loads its model" 143 TERM chat
+else
+    echo "ok - Ctrl-C while a model is loaded # SKIP no pgrep, or an env without --default-signal"
+fi
+
 # ---- what cut an answer ----
 for o in max-tokens steps ctx; do
     refused "--$o 0" 2 "--$o 0: give a whole number from 1" ask -p a --$o 0
