@@ -115,15 +115,22 @@ static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
     }
 }
 
+static void note_cut(const struct dg_chat *c) {
+    const struct dg_chat_reply *r = &c->last;
+    const char *why = r->end == DG_END_BLOCKS                                  ? "too many of its blocks were trimmed; /retry tries another seed"
+                      : c->o.gen.max_tokens && r->turn >= c->o.gen.max_tokens ? "--max-tokens is used up"
+                                                                              : "the context is full (/undo, /reset, or a larger --ctx)";
+    char text[200];
+    snprintf(text, sizeof text, "the reply was cut%s: %s", r->unclosed ? " inside its thought (--think-max closes one earlier)" : "", why);
+    note(c, text);
+}
+
 static void say_end(const struct dg_chat *c) {
     const struct dg_chat_reply *r = &c->last;
     if (r->out_of_rounds)
         note(c, "the reply was ended: it kept calling tools (--tool-rounds)");
-    else if (r->end == DG_END_LENGTH)
-        note(c,
-             r->unclosed
-                 ? "the reply was cut inside its thought: its tokens or the context are used up (--max-tokens, --think-max, --ctx)"
-                 : "the reply was cut: its tokens or the context are used up (--max-tokens, --ctx)");
+    else if (r->end == DG_END_LENGTH || r->end == DG_END_BLOCKS)
+        note_cut(c);
     else if (r->end == DG_END_REPEAT)
         note(c, "the reply was cut: the model repeated one token without end; /retry tries another seed");
     else if (!r->shown)

@@ -47,6 +47,8 @@ struct dg_chat_opts {
 struct dg_chat_reply {
     int64_t prompt, computed; /* tokens of the prompt; of them and the reply's canonical form, computed */
     int64_t tokens; /* generated, all rounds */
+    int64_t turn; /* of the last turn */
+    int32_t unconverged; /* blocks that used all their steps without converging */
     int32_t steps, blocks, rounds;
     double seconds; /* from the message to the end of the reply */
     size_t shown; /* bytes of content */

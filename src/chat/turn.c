@@ -119,6 +119,7 @@ static void on_event(void *ctx, const struct dg_event *e) {
             ui->block(ui->ctx, e->block);
         take_ids(t, e->block->ids, e->block->kept);
         t->c->last.blocks++;
+        t->c->last.unconverged += !e->block->converged && e->block->stop == DG_STOP_MAX_STEPS;
     } else if (e->kind == DG_EV_NOTE && ui->note)
         ui->note(ui->ctx, e->text);
 }
@@ -134,6 +135,7 @@ static enum dg_status call(struct dg_chat_turn *t, struct dg_op *op, struct dg_e
 
 static void count(struct dg_chat_turn *t) {
     t->c->last.tokens += (int64_t)t->result.ids.n;
+    t->c->last.turn += (int64_t)t->result.ids.n;
     t->c->last.steps += t->result.steps;
     t->c->last.end = t->result.end;
 }
@@ -211,6 +213,7 @@ enum dg_status dg_chat_turn_run(struct dg_chat_turn *t, struct dg_error *err) {
     struct dg_chat *c = t->c;
     struct dg_gen g = c->o.gen;
     g.seed = c->next_seed++;
+    c->last.turn = 0;
     DG_TRY(call(t, &(struct dg_op){.kind = DG_OP_ALIGN, .ids = t->prompt.v, .n = t->prompt.n}, err));
     if (c->o.check)
         c->o.check->in_thought = t->in_thought;

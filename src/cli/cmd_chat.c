@@ -2,6 +2,7 @@
  * on standard output, all else on standard error. */
 #include "cli/cmd_chat.h"
 
+#include "cli/loading.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -317,12 +318,12 @@ int dg_cmd_chat(int argc, char **argv) {
         DG_MODEL_ARG(o.model),
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think before it answers"},
-        {"think-max", 0, DG_ARG_INT, &o.think_max, 0, 1 << 30, "N",
+        {"think-max", 0, DG_ARG_INT, &o.think_max, 1, 1 << 30, "N",
          "close a thought after about N tokens, so that an answer follows"},
         {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the first reply; each takes the next one (default 42)"},
-        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N",
+        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 1, 1 << 30, "N",
          "most tokens of a reply (default: what the context leaves)"},
-        {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
+        {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"view", 0, DG_ARG_FLAG, &o.view, 0, 0, NULL, "show the canvas while it is being written"},
         {"tool", 0, DG_ARG_LIST, &o.tools, 0, 0, "SPEC", "offer a tool: NAME[:DESCRIPTION]=COMMAND; may be given again"},
@@ -345,9 +346,15 @@ int dg_cmd_chat(int argc, char **argv) {
     dg_input_init(&s.input);
     /* the signals are this thread's; those that the engine starts must not take them */
     dg_live_mask(true);
+    struct dg_loading loading;
+    dg_loading_begin(&loading);
     enum dg_status st = prepare(&s, &o, &err);
+    dg_loading_end(&loading);
     dg_live_signals(&cancel, dg_lines_at_prompt);
     dg_live_mask(false);
+    /* it came when nobody waited for it any more and nobody did yet */
+    if (!s.interactive && atomic_load(&cancel))
+        s.quit = s.cancelled = true;
     if (st == DG_OK) {
         if (s.interactive)
             dg_chat_say(&s, "diffgemma chat; /help lists the commands, Ctrl-C stops a reply");
