@@ -34,6 +34,7 @@ struct dg_flags {
     int32_t empty_reply_retry;
     /* where things are */
     char *hf_home, *model;
+    char *cpu; /* strongest CPU level to use */
     /* traces */
     char *trace_pmax_jsonl;
 };
