@@ -39,6 +39,7 @@ struct dg_chat_opts {
     int32_t canvas;
     int32_t rounds; /* tool rounds of a reply, 0..DG_CHAT_ROUNDS_MAX */
     int64_t think_max; /* tokens a thought may take before it is closed, 0 = as many as it likes */
+    bool no_reuse; /* every prompt is computed whole, as if nothing had been said before */
     atomic_bool *cancel; /* ends the reply in work; the chat clears it when a reply begins */
     struct dg_chat_ui ui;
 };

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #define RESULT_SHOWN 1000 /* bytes of a tool's output that are shown */
+#define TOOL_RETRIES 2    /* of DGQ_TOOL_VALIDATE */
 
 static atomic_bool cancel; /* by Ctrl-C */
 
@@ -258,6 +259,7 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
                               .canvas = s->r.model->cfg.canvas,
                               .rounds = (int32_t)o->rounds,
                               .think_max = o->think_max,
+                              .no_reuse = !s->r.flags.kv_reuse,
                               .cancel = &cancel,
                               .ui = {s, on_prefill, on_step, NULL, on_text, on_note, on_allow}};
     co.gen.seed = o->seed;
@@ -284,8 +286,10 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     DG_TRY(dg_runtime_find(&s->r, &o->model, err));
     DG_TRY(dg_runtime_model(&s->r, err));
     DG_TRY(dg_runtime_tokenizer(&s->r, err));
-    struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair, .retries = (int32_t)o->retries};
-    if (s->tools.declared && (o->repair || o->retries)) {
+    const struct dg_flags *f = &s->r.flags;
+    int64_t retries = o->retries >= 0 ? o->retries : f->tool_validate ? TOOL_RETRIES : 0;
+    struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair || f->tool_repair, .retries = (int32_t)retries};
+    if (s->tools.declared && (fo.repair || fo.retries)) {
         dg_tool_check_init(&s->check, s->r.tok, s->tools.declared);
         s->turn_check = dg_tool_check_stage(&s->check, &s->front.opts.gen);
         fo.check = &s->turn_check;
@@ -312,7 +316,7 @@ static void put_away(struct dg_chat_command_state *s) {
 }
 
 int dg_cmd_chat(int argc, char **argv) {
-    struct options o = {.seed = 42, .rounds = 8};
+    struct options o = {.seed = 42, .rounds = 8, .retries = -1};
     dg_model_args_init(&o.model);
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
