@@ -2,6 +2,7 @@
  * on standard output, all else on standard error. */
 #include "cli/cmd_chat.h"
 
+#include "cli/delim_report.h"
 #include "cli/loading.h"
 #include "core/mem.h"
 
@@ -13,6 +14,7 @@
 #include <unistd.h>
 
 #define RESULT_SHOWN 1000 /* bytes of a tool's output that are shown */
+#define SAID_MAX ((size_t)64 << 20)
 #define TOOL_RETRIES 2    /* of DGQ_TOOL_VALIDATE */
 
 static atomic_bool cancel; /* by Ctrl-C */
@@ -40,7 +42,11 @@ static void on_text(void *ctx, enum dg_chat_text kind, const char *text, size_t 
     struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;
     char more[64];
     switch (kind) {
-    case DG_CHAT_CONTENT: dg_live_text(l, DG_VIEW_CONTENT, text, n); return;
+    case DG_CHAT_CONTENT:
+        dg_live_text(l, DG_VIEW_CONTENT, text, n);
+        if (dg_delim_report_wanted(&((struct dg_chat_command_state *)ctx)->r.flags))
+            (void)dg_buf_add(&((struct dg_chat_command_state *)ctx)->said, text, n);
+        return;
     case DG_CHAT_THOUGHT: dg_live_text(l, DG_VIEW_THOUGHT, text, n); return;
     case DG_CHAT_CALL:
         dg_live_text(l, DG_VIEW_CALL, text, n);
@@ -124,8 +130,22 @@ static enum dg_status deliver(struct dg_chat_command_state *s, const char *text,
     return st;
 }
 
+/* What the reply's text is searched for. */
+static void search(struct dg_chat_command_state *s) {
+    struct dg_error err = {0};
+    struct dg_buf note;
+    dg_buf_init(&note, 4096);
+    enum dg_status st = dg_delim_report(&s->r.flags, s->chat.last.seed, dg_buf_cstr(&s->said), s->said.len, &note, &err);
+    if (note.len)
+        dg_chat_say(s, dg_buf_cstr(&note));
+    if (st != DG_OK)
+        dg_chat_say_error(s, &err);
+    dg_buf_deinit(&note);
+}
+
 void dg_chat_deliver(struct dg_chat_command_state *s, const char *text, size_t n, bool retry) {
     struct dg_error err = {0};
+    dg_buf_clear(&s->said);
     enum dg_status st = deliver(s, text, n, retry, &err);
     dg_live_interrupted();
     if (st == DG_E_CANCELLED) {
@@ -135,8 +155,12 @@ void dg_chat_deliver(struct dg_chat_command_state *s, const char *text, size_t n
         s->failed = true;
     } else if (st != DG_OK)
         dg_chat_say_error(s, &err);
-    else if (s->verbose)
-        dg_chat_stats(s);
+    else {
+        if (dg_delim_report_wanted(&s->r.flags))
+            search(s);
+        if (s->verbose)
+            dg_chat_stats(s);
+    }
 }
 
 /* --- the loop --- */
@@ -310,6 +334,7 @@ static void put_away(struct dg_chat_command_state *s) {
     if (s->live.view.tok)
         dg_live_deinit(&s->live);
     dg_input_deinit(&s->input);
+    dg_buf_deinit(&s->said);
     dg_front_close(&s->front);
     dg_toolbox_deinit(&s->tools);
     dg_runtime_close(&s->r);
@@ -348,6 +373,7 @@ int dg_cmd_chat(int argc, char **argv) {
     struct dg_error err = {0};
     s.interactive = isatty(STDIN_FILENO) && dg_live_possible();
     dg_input_init(&s.input);
+    dg_buf_init(&s.said, SAID_MAX);
     /* the signals are this thread's; those that the engine starts must not take them */
     dg_live_mask(true);
     struct dg_loading loading;

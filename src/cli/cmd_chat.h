@@ -18,6 +18,7 @@ struct dg_chat_command_state {
     struct dg_live live;
     struct dg_lines *lines;
     struct dg_input input;
+    struct dg_buf said; /* content of the reply in work, for what it is searched for */
     bool always[DG_TOOLBOX_MAX]; /* tools that need no asking any more */
     bool interactive; /* standard input and output are a terminal */
     bool has_chat, yes, verbose;
