@@ -223,8 +223,10 @@ enum dg_status dg_chat_turn_run(struct dg_chat_turn *t, struct dg_error *err) {
     if (c->o.no_reuse)
         DG_TRY(forget(t, err));
     DG_TRY(call(t, &(struct dg_op){.kind = DG_OP_ALIGN, .ids = t->prompt.v, .n = t->prompt.n}, err));
-    if (c->o.check)
+    if (c->o.check) {
         c->o.check->in_thought = t->in_thought;
+        c->o.check->must_call = t->first ? c->o.must_call : NULL;
+    }
     bool bounded = c->o.think_max > 0 && c->dialog.thinking == DG_THINKING_ON;
     DG_TRY(bounded ? generate_bounded(t, &g, err) : generate(t, &g, err));
     if (t->failed.code == DG_OK)

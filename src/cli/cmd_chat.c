@@ -15,7 +15,7 @@
 
 #define RESULT_SHOWN 1000 /* bytes of a tool's output that are shown */
 #define SAID_MAX ((size_t)64 << 20)
-#define TOOL_RETRIES 2    /* of DGQ_TOOL_VALIDATE */
+#define TOOL_RETRIES 2    /* of DGQ_TOOL_VALIDATE, and where a call is required */
 
 static atomic_bool cancel; /* by Ctrl-C */
 
@@ -267,7 +267,7 @@ struct options {
     struct dg_model_args model;
     struct dg_log_args log;
     struct dg_arg_list tools;
-    const char *system, *harness, *load, *history;
+    const char *system, *harness, *load, *history, *choice;
     uint64_t seed;
     int64_t max_tokens, steps, rounds, think_max, retries;
     bool think, view, yes, verbose, repair;
@@ -283,6 +283,7 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
                               .canvas = s->r.model->cfg.canvas,
                               .rounds = (int32_t)o->rounds,
                               .think_max = o->think_max,
+                              .must_call = s->must_call,
                               .no_reuse = !s->r.flags.kv_reuse,
                               .cancel = &cancel,
                               .ui = {s, on_prefill, on_step, NULL, on_text, on_note, on_allow}};
@@ -301,6 +302,23 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
     return DG_OK;
 }
 
+/* --tool-choice. */
+static enum dg_status choose_tool(struct dg_chat_command_state *s, const char *choice, struct dg_error *err) {
+    if (!choice || !strcmp(choice, "auto"))
+        return DG_OK;
+    if (!strcmp(choice, "none")) {
+        dg_toolbox_drop_tools(&s->tools);
+        return DG_OK;
+    }
+    if (!s->tools.declared)
+        return DG_FAIL(err, DG_E_ARG, "--tool-choice %s, but no tool is offered (--tool, --harness)", choice);
+    bool any = !strcmp(choice, "required");
+    if (!any && !dg_toolbox_find(&s->tools, choice))
+        return DG_FAIL(err, DG_E_ARG, "--tool-choice %s: give auto, none, required or the name of a tool that is offered", choice);
+    s->must_call = any ? "" : choice;
+    return DG_OK;
+}
+
 static enum dg_status prepare(struct dg_chat_command_state *s, const struct options *o, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(&s->r, err));
     for (size_t i = 0; i < o->tools.n; i++)
@@ -311,7 +329,8 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     DG_TRY(dg_runtime_model(&s->r, err));
     DG_TRY(dg_runtime_tokenizer(&s->r, err));
     const struct dg_flags *f = &s->r.flags;
-    int64_t retries = o->retries >= 0 ? o->retries : f->tool_validate ? TOOL_RETRIES : 0;
+    DG_TRY(choose_tool(s, o->choice, err));
+    int64_t retries = o->retries >= 0 ? o->retries : f->tool_validate || s->must_call ? TOOL_RETRIES : 0;
     struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair || f->tool_repair, .retries = (int32_t)retries};
     if (s->tools.declared && (fo.repair || fo.retries)) {
         dg_tool_check_init(&s->check, s->r.tok, s->tools.declared);
@@ -358,6 +377,8 @@ int dg_cmd_chat(int argc, char **argv) {
         {"tool", 0, DG_ARG_LIST, &o.tools, 0, 0, "SPEC", "offer a tool: NAME[:DESCRIPTION]=COMMAND; may be given again"},
         {"harness", 0, DG_ARG_STR, &o.harness, 0, 0, "FILE", "prompt, thought, variables and tools from a JSON file"},
         {"yes", 'y', DG_ARG_FLAG, &o.yes, 0, 0, NULL, "run the tools' commands without asking"},
+        {"tool-choice", 0, DG_ARG_STR, &o.choice, 0, 0, "WHICH",
+         "auto (default), none, required, or the tool that each reply must call first"},
         {"tool-rounds", 0, DG_ARG_INT, &o.rounds, 0, DG_CHAT_ROUNDS_MAX, "N", "rounds of tool calls in one reply (default 8)"},
         {"tool-retries", 0, DG_ARG_INT, &o.retries, 0, 16, "N", "generate a turn with an invalid call again, at most N times"},
         {"tool-repair", 0, DG_ARG_FLAG, &o.repair, 0, 0, NULL, "let the model correct an invalid call itself, unseen"},

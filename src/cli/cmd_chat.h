@@ -12,6 +12,7 @@ struct dg_chat_command_state {
     struct dg_runtime r;
     struct dg_front front;
     struct dg_toolbox tools;
+    const char *must_call; /* as in dg_chat_opts */
     struct dg_tool_check check; /* of calls, with --tool-retries or --tool-repair */
     struct dg_turn_check turn_check;
     struct dg_chat chat;

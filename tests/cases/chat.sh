@@ -163,6 +163,24 @@ export DGQ_TOOL_REPAIR
 ask_strict
 has "tools: DGQ_TOOL_REPAIR" "$work/err" "1 invalid tool call: repaired in a draft"
 unset DGQ_TOOL_REPAIR
+# --tool-choice is obeyed or refused, never passed over (B16)
+rm -f "$work/ran"
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice none
+if [ -e "$work/ran" ] || grep -q 'call get_weather' "$work/err"; then bad "tools: --tool-choice none" "it called"; else same "tools: --tool-choice none" 0 "$(status)"; fi
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice required
+same "tools: --tool-choice required" "0:The weather in Paris is rainy, 7 C." "$(status):$(cat "$work/out")"
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice get_weather
+same "tools: --tool-choice NAME" "0:The weather in Paris is rainy, 7 C." "$(status):$(cat "$work/out")"
+rm -f "$work/ran"
+printf 'What is the weather in Paris?\n/stats\n' | talk --harness "$work/tools.json" --tool 'other:Something else.=echo' --yes --tool-choice other --steps 12
+same "tools: a required call that does not come" 1 "$(status)"
+has "tools: is tried again and then refused" "$work/err" "1 invalid tool call: the turn is generated again" "does not call other, so it is not kept" \
+    "conversation: 1 messages"
+if [ -e "$work/ran" ]; then bad "tools: the wrong call does not run" "it ran"; else ok "tools: the wrong call does not run"; fi
+printf 'Hello!\n' | talk --tool-choice required
+same "tools: a choice without tools" 2 "$(status)"
+printf 'Hello!\n' | talk --harness "$work/tools.json" --tool-choice nothing
+same "tools: a choice of no tool" 2 "$(status)"
 # what is reused of the cache
 reuse() { printf 'What is the capital of Norway?\n/stats\nWhat is the capital of Peru?\n/stats\n' | DGQ_KV_REUSE=$1 $chat --steps 6 2>&1 >"$work/out$1" |
     sed -n 's/.*prompt \([0-9]*\) tokens, \([0-9]*\) computed/\1 \2/p' | tail -n 1; }

@@ -417,6 +417,30 @@ static void thought_is_closed(void **state) {
     close_talk(t);
 }
 
+/* A call that is required is required of a reply's first turn; a reply without it leaves no trace. (Field failure B16) */
+static void required_calls(void **state) {
+    (void)state;
+    const char *const replies[] = {"I will not.<turn|>", "<|tool_call>call:f{}<tool_call|><|tool_response>", "Done.<turn|>",
+                                   "<|tool_call>call:f{}<tool_call|><|tool_response>", NULL};
+    struct talk *t = open_talk(replies, 0, harness);
+    struct dg_error err = {0};
+    t->chat.o.must_call = "";
+    assert_int_equal(dg_chat_send(&t->chat, "Go.", 3, &err), DG_E_FORMAT);
+    assert_non_null(strstr(dg_error_text(&err), "does not call a tool"));
+    dg_error_clear(&err);
+    assert_int_equal(dg_dialog_count(&t->chat.dialog), 1); /* the system text */
+    say(t, "Go.");
+    assert_string_equal(field(t, 4, "content"), "Done.");
+    expect_fixed_point(t);
+    t->chat.o.must_call = "get_weather";
+    assert_int_equal(dg_chat_send(&t->chat, "Again.", 6, &err), DG_E_FORMAT);
+    assert_non_null(strstr(dg_error_text(&err), "does not call get_weather"));
+    dg_error_clear(&err);
+    assert_int_equal(dg_dialog_count(&t->chat.dialog), 5);
+    assert_int_equal(t->asked, 1); /* the wrong call did not run */
+    close_talk(t);
+}
+
 static void rounds_are_bounded(void **state) {
     (void)state;
     const char *const replies[] = {"<|tool_call>call:f{}<tool_call|><|tool_response>",
@@ -733,6 +757,7 @@ int main(void) {
         cmocka_unit_test(thoughts_kept_and_dropped),
         cmocka_unit_test(thought_and_content),
         cmocka_unit_test(thought_is_closed),
+        cmocka_unit_test(required_calls),
         cmocka_unit_test(rounds_are_bounded),
         cmocka_unit_test(calls_that_do_not_run),
         cmocka_unit_test(failing_and_cancelling),
