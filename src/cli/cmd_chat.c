@@ -147,8 +147,8 @@ void dg_chat_deliver(struct dg_chat_command_state *s, const char *text, size_t n
     struct dg_error err = {0};
     dg_buf_clear(&s->said);
     enum dg_status st = deliver(s, text, n, retry, &err);
-    dg_live_interrupted();
     if (st == DG_E_CANCELLED) {
+        dg_live_interrupted();
         dg_error_clear(&err);
         dg_chat_say(s, retry ? "cancelled; the former reply stays" : "cancelled; the message is not part of the conversation");
         s->cancelled = true;
@@ -341,7 +341,7 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     dg_live_init(&s->live, s->r.tok, o->view);
     DG_TRY(open_chat(s, o, err));
     char *history = s->interactive ? history_path(o->history) : NULL;
-    enum dg_status st = dg_lines_open(&s->lines, s->interactive, history, err);
+    enum dg_status st = dg_lines_open(&s->lines, s->interactive, history, dg_live_interrupted, err);
     dg_free(history);
     return st;
 }

@@ -1,5 +1,6 @@
 #!/bin/sh
 # chat as its user meets it: through a pipe, and on a terminal of 80x24 and 40x10 held by tmux.
+# alone
 work=$(mktemp -d) || exit 1
 server=dg$$
 export LC_ALL=C.UTF-8
@@ -230,9 +231,9 @@ END
     tm -u -f /dev/null new-session -d -x "$1" -y "$2" "sh '$work/run'"
 }
 screen() { tm capture-pane -p >"$work/screen" 2>/dev/null; }
-wait_for() { # NAME PATTERN: the screen holds it within a minute
+wait_for() { # NAME PATTERN [ROWS]: the screen, or its last ROWS with text, holds it within a minute
     tries=0
-    until screen && grep -qE -e "$2" "$work/screen"; do
+    until screen && grep . "$work/screen" | tail -n "${3:-1000}" | grep -qE -e "$2"; do
         tries=$((tries + 1))
         [ $tries -gt 600 ] && { bad "$1" "no /$2/ on the screen: $(tr '\n' '|' <"$work/screen")"; return 1; }
         sleep 0.1
@@ -249,8 +250,9 @@ terminal() { # WIDTH HEIGHT STATUS-PATTERN OPTIONS
     keys -l "What is the capital of Norwax?"
     keys Left BSpace y Enter
     wait_for "$at: an edited line is answered" '^Oslo$'
+    wait_for "$at: the prompt after it" "$prompt" || return
     keys Up
-    wait_for "$at: history" '^> What is the capital of Norway\?$'
+    wait_for "$at: history" '^> What is the capital of Norway\?$' 1
     keys C-c
     wait_for "$at: Ctrl-C clears the line" 'Ctrl-C once more'
     keys -l "Tell me a story about a cat."
@@ -348,4 +350,22 @@ if wait_for "terminal: a chat with tools" "$prompt"; then
     wait_for "terminal: Ctrl-C at the prompt" 'Ctrl-C once more'
     keys C-c
     wait_for "terminal: twice leaves" 'status 0'
+fi
+
+# An interrupt between two waits for input is not lost. (a command's work is such a moment)
+start 80 24 "$chat"
+if wait_for "terminal: a chat of quick commands" "$prompt"; then
+    lost=0
+    for i in 1 2 3 4 5 6 7 8; do
+        keys -l "/stats"
+        keys Enter
+        keys C-c
+        wait_for "quick" 'Ctrl-C once more' >"$work/quick"
+        grep -q '^ok' "$work/quick" || lost=$((lost + 1))
+        keys -l "/seed $i"
+        keys Enter
+        wait_for "quick" "next seed $i" >"$work/quick"
+        keys -R
+    done
+    same "terminal: interrupts lost behind a command" 0 $lost
 fi
