@@ -92,6 +92,19 @@ static enum dg_status answer_calls(struct dg_chat *c, const json_t *calls, bool 
 
 /* --- a reply --- */
 
+/* Whether the calls hold the one that must be there. */
+static enum dg_status obeyed(const struct dg_chat *c, const json_t *calls, struct dg_error *err) {
+    const char *must = c->o.must_call, *name;
+    for (size_t i = 0; must && i < json_array_size(calls); i++) {
+        name = json_string_value(json_object_get(json_object_get(json_array_get(calls, i), "function"), "name"));
+        if (!*must || !strcmp(must, name))
+            return DG_OK;
+    }
+    return must ? DG_FAIL(err, DG_E_FORMAT, "the reply does not call %s, so it is not kept (--tool-choice; --tool-retries tries more seeds)",
+                          *must ? must : "a tool")
+                : DG_OK;
+}
+
 static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
     enum dg_status st = DG_OK;
     for (int32_t round = 0;; round++) {
@@ -101,6 +114,8 @@ static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
             st = dg_chat_turn_run(&t, err);
         json_t *message = json_incref(t.message);
         dg_chat_turn_deinit(&t);
+        if (st == DG_OK && round == 0)
+            st = obeyed(c, json_object_get(message, "tool_calls"), err);
         if (st == DG_OK)
             st = dg_dialog_add_reply(&c->dialog, message, err);
         const json_t *calls = json_object_get(message, "tool_calls");

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include "cli/ask_report.h"
+#include "cli/delim_report.h"
 #include "cli/front.h"
 #include "message/prompt.h"
 #include "message/turn_text.h"
@@ -142,6 +143,21 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
     return st;
 }
 
+/* What the answer's text is searched for; false when it cannot be recorded. */
+static bool search(struct work *w, const struct options *o) {
+    struct dg_error err = {0};
+    struct dg_buf note;
+    dg_buf_init(&note, 4096);
+    enum dg_status st = dg_delim_report(&w->r.flags, o->seed, dg_buf_cstr(&w->report.shown), w->report.shown.len, &note, &err);
+    if (note.len)
+        fprintf(stderr, "diffgemma: %s\n", dg_buf_cstr(&note));
+    if (st != DG_OK)
+        fprintf(stderr, "diffgemma: %s\n", dg_error_text(&err));
+    dg_error_clear(&err);
+    dg_buf_deinit(&note);
+    return st == DG_OK;
+}
+
 int dg_cmd_ask(int argc, char **argv) {
     struct options o = {.seed = 42};
     dg_model_args_init(&o.model);
@@ -172,6 +188,8 @@ int dg_cmd_ask(int argc, char **argv) {
     if (started)
         st = answer(&w, &o, &err);
     if (started && (st == DG_OK || w.report.tok) && !dg_ask_report_end(&w.report, &w.turn, st, &err))
+        status = DG_EXIT_FAILED;
+    if (st == DG_OK && dg_delim_report_wanted(&w.r.flags) && !search(&w, &o))
         status = DG_EXIT_FAILED;
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);

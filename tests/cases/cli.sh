@@ -369,6 +369,27 @@ export DGQ_COMMIT_CONF_HARD
 cut_by "the blocks are used up" "too many of its blocks were trimmed" blocks -p "$story" -n 50 --steps 4
 unset DGQ_COMMIT_CONF_HARD
 
+# ---- the detector of delimiters that do not match (A14) ----
+# a story stopped after three steps has doubled words and odd quotes; an answer that converged has none
+DGQ_DELIM_CHECK=1 DGQ_DELIM_CHECK_JSONL=$work/delims
+export DGQ_DELIM_CHECK DGQ_DELIM_CHECK_JSONL
+go ask -p "$story" --steps 3
+if [ "$status" -eq 0 ] && said | grep -q 'delimiters: .* doubled words in'; then pass "DGQ_DELIM_CHECK: a reply that did not converge"; else miss "DGQ_DELIM_CHECK" "status $status"; fi
+go ask -p "$sum"
+if [ "$status" -eq 0 ] && ! said | grep -q delimiters; then pass "DGQ_DELIM_CHECK: one that did"; else miss "DGQ_DELIM_CHECK: an answer" "status $status"; fi
+printf '%s\n%s\n' "$story" "$sum" | timeout 300 "$dg" chat --steps 3 --seed 7 >"$out" 2>"$err"
+if [ "$(grep -c '"seed":"42"' delims)" -eq 2 ] && [ "$(grep -c '"seed":"[78]"' delims)" -eq 2 ] && [ "$(grep -vc '"doubled":0' delims)" -eq 2 ] &&
+    [ "$(grep -c 'diffgemma chat: delimiters' "$err")" -eq 1 ]; then
+    pass "DGQ_DELIM_CHECK_JSONL: a line a reply"
+else
+    miss "DGQ_DELIM_CHECK_JSONL" "$(cat delims)"
+fi
+unset DGQ_DELIM_CHECK
+DGQ_DELIM_CHECK_JSONL=/dev/full
+go ask -p "$sum"
+if [ "$status" -eq 1 ] && said | grep -q 'DGQ_DELIM_CHECK_JSONL: cannot append'; then pass "DGQ_DELIM_CHECK_JSONL: a full disk is told"; else miss "DGQ_DELIM_CHECK_JSONL: a full disk" "status $status"; fi
+unset DGQ_DELIM_CHECK_JSONL
+
 # ---- config, summary, step-parity ----
 go config
 "$look" json "$out" vocab_size hidden_size canvas_length sliding_window layers.2.head_dim layers.2.num_key_value_heads layers.0.type stop_token_ids >fields

@@ -423,6 +423,7 @@ static void deferred_stop(void **state) {
     assert_int_equal(plan(C, 1000), DG_END_STOP);
 }
 
+/* Field failure A14: a run of one token ends the turn. */
 static void repeated_token(void **state) {
     (void)state;
     struct dg_commit_block b = block(C);
