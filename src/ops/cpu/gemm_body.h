@@ -23,6 +23,7 @@ GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t
         GEMM_UNROLL
         for (int j = 0; j < DG_GEMM_NR; j++)
             acc[i][j] = vf_set1(0);
+#pragma GCC unroll 4
     for (int64_t s = 0; s < steps * VL; s += VL, x += mr * VL) {
         if (GEMM_MR <= DG_GEMM_NR) {
             vf xv[GEMM_MR];
