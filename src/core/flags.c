@@ -53,6 +53,7 @@ static const struct flag table[] = {
          "soft embedding from tokens of at least e^-10 of a row's largest probability; 0 = from all"),
     {"KV_RING", FLAG_POW2, AT(kv_ring), 16, 1 << 24, "16..16777216, a power of two", 0, "4096",
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
+    BOOL("KV_Q8", kv_q8, "0", "KV cache in 8 bits where --kv is not given: half the memory, less exact"),
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
     TEXT("CPU", cpu, "level", "strongest instruction-set level of the CPU backend, as --cpu; the stricter of both counts"),

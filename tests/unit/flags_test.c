@@ -53,7 +53,7 @@ static void every_flag_loads(void **state) {
                           "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
                           "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
-                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_HF_HOME=/a b",
+                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_HF_HOME=/a b",
                           "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t"),
                      DG_OK);
     assert_true(!f.attn_window && !f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
@@ -64,6 +64,7 @@ static void every_flag_loads(void **state) {
     assert_int_equal(f.empty_reply_retry, 0);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_NONE);
     assert_int_equal(f.kv_ring, 2048);
+    assert_true(f.kv_q8);
     assert_string_equal(f.hf_home, "/a b");
     assert_string_equal(f.model, "org/name");
     assert_string_equal(f.trace_pmax_jsonl, "t");
