@@ -58,13 +58,14 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-sanitize test-emulated bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
 	@echo "make              build/diffgemma"
 	@echo "make test         build and run the whole suite"
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
+	@echo "make test-emulated  the CPU backend's op tests on other processors, under qemu-user"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
 	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
 	@echo "make clean        remove build/"
@@ -151,6 +152,14 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
+# The op tests alone, in one static program that an emulator of another processor runs:
+# make CC=aarch64-linux-gnu-gcc B=build/arm64 build/arm64/tests/cpu_ops_static
+KCHECK_SRC := $(addprefix src/core/,mem.c pool.c status.c) src/formats/formats.c src/ops/backend.c $(filter src/ops/cpu/%,$(LIB_SRC)) \
+	tests/support/op_cases.c tests/support/op_planes.c tests/ops/cpu_ops.c
+$(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -static -o $@ $^ -lm -pthread
+
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)
 EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
@@ -173,6 +182,11 @@ test: tests
 test-sanitize:
 	$(MAKE) tests B=build/asan SAN=address,undefined
 	tests/run.sh build/asan
+
+# The CPU backend's op tests on processors that are not here, under qemu-user.
+test-emulated: $(B)/tests/cpu_ops_static
+	$(MAKE) CC=aarch64-linux-gnu-gcc B=$(B)/arm64 $(B)/arm64/tests/cpu_ops_static
+	tests/run.sh $(B) cpu_qemu
 
 bench: $(B)/diffgemma $(BENCH_BIN)
 	bench/run.sh $(B)

@@ -2,9 +2,40 @@
 # Runs the whole suite against one build folder: tests/run.sh BUILD [PATTERN]
 #
 # What counts: every program BUILD/tests/*_test (cmocka, TAP output) and every script tests/cases/*.sh (prints TAP lines itself:
-# "ok - name", "not ok - name", "ok - name # SKIP reason"). A program that dies or prints no result is one failure.
+# "ok - name", "not ok - name", "ok - name # SKIP reason"). A program that dies, prints no result or takes longer than DG_TEST_TIMEOUT
+# seconds (default 1200) is one failure. DG_TEST_JOBS run at a time (default: one a CPU, at most 4); a script with the line "# alone" is a
+# measure of time and waits until nothing else runs.
 # The last line is "N passed, N failed, N skipped"; failures and skips are named above it. Exit status 1 when anything failed.
 set -u
+
+if [ "${1:-}" = --one ]; then # NAME FILE: one test, its counts in $log/NAME.count
+    name=$2 file=$3 log=$DG_BUILD/test-logs
+    start=$(date +%s)
+    case $file in *.sh) set -- sh "$file" ;; *) set -- "$file" ;; esac
+    timeout -k 10 "${DG_TEST_TIMEOUT:-1200}" "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
+    status=$?
+    sed -n "s/^ok[ 0-9]*-* *\(.*# *[Ss][Kk][Ii][Pp].*\)/\1/p" "$log/$name.out" | sed "s/^/$name: /" >"$log/$name.skipped"
+    s=$(grep -ci '^ok.*# *skip' "$log/$name.out")
+    p=$(($(grep -c '^ok' "$log/$name.out") - s))
+    f=$(grep -c '^not ok' "$log/$name.out")
+    sed -n "s/^not ok[ 0-9]*-* *\(.*\)/\1/p" "$log/$name.out" | sed "s/^/$name: /" >"$log/$name.failed"
+    [ $status -ne 124 ] && [ $status -ne 137 ] && why="ended with status $status" || why="was stopped after ${DG_TEST_TIMEOUT:-1200} s"
+    if [ $status -ne 0 ] && [ "$f" -eq 0 ] || [ $((p + s + f)) -eq 0 ]; then
+        f=$((f + 1))
+        echo "$name: $why, $((p + s)) results before" >>"$log/$name.failed"
+    fi
+    {
+        printf '%-36s %4d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $(($(date +%s) - start))
+        if [ "$f" -gt 0 ]; then
+            grep '^not ok' "$log/$name.out" | head -n 20
+            tail -n 25 "$log/$name.err"
+        fi
+    } >"$log/$name.report"
+    cat "$log/$name.report"
+    echo "$p $f $s" >"$log/$name.count"
+    exit 0
+fi
+
 build=${1:?usage: tests/run.sh BUILD [PATTERN]}
 pattern=${2:-}
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -15,44 +46,33 @@ rm -rf "$log" && mkdir -p "$log" || exit 2
 export DG_BUILD="$build" DG_ROOT="$root" CMOCKA_MESSAGE_OUTPUT=TAP
 # the suite decides its own settings; the caller's must not leak in
 for v in $(env | sed -n 's/^\(DGQ_[A-Z0-9_]*\)=.*/\1/p'); do unset "$v"; done
-passed=0 failed=0 skipped=0
-: >"$log/failed"
-: >"$log/skipped"
+cpus=$(nproc)
+jobs=${DG_TEST_JOBS:-$((cpus < 4 ? cpus : 4))}
 
-one() { # name command...
-    name=$1
-    shift
-    [ -z "$pattern" ] || case $name in *$pattern*) ;; *) return ;; esac
-    start=$(date +%s)
-    "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
-    status=$?
-    sed -n "s/^ok[ 0-9]*-* *\(.*# *[Ss][Kk][Ii][Pp].*\)/\1/p" "$log/$name.out" | sed "s/^/$name: /" >>"$log/skipped"
-    s=$(grep -ci '^ok.*# *skip' "$log/$name.out")
-    p=$(($(grep -c '^ok' "$log/$name.out") - s))
-    f=$(grep -c '^not ok' "$log/$name.out")
-    sed -n "s/^not ok[ 0-9]*-* *\(.*\)/\1/p" "$log/$name.out" | sed "s/^/$name: /" >>"$log/failed"
-    if [ $status -ne 0 ] && [ "$f" -eq 0 ] || [ $((p + s + f)) -eq 0 ]; then
-        f=$((f + 1))
-        echo "$name: ended with status $status after $((p + s)) results" >>"$log/failed"
-    fi
-    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
-    printf '%-36s %4d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $(($(date +%s) - start))
-    if [ "$f" -gt 0 ]; then
-        grep '^not ok' "$log/$name.out" | head -n 20
-        tail -n 25 "$log/$name.err"
-    fi
-}
-
-for t in "$build"/tests/*_test; do
-    [ -x "$t" ] && one "$(basename "$t")" "$t"
+# scripts first: they hold the long ones
+for t in tests/cases/*.sh "$build"/tests/*_test; do
+    name=$(basename "$t" .sh)
+    [ -f "$t" ] || continue
+    case $name in *$pattern*) ;; *) continue ;; esac
+    case $t in
+    *.sh) grep -q '^# alone$' "$t" && list=alone || list=together ;;
+    *) list=together ;;
+    esac
+    printf '%s\n%s\n' "$name" "$t" >>"$log/$list"
+    echo "$name" >>"$log/expected"
 done
-for t in tests/cases/*.sh; do
-    [ -f "$t" ] && one "$(basename "$t" .sh)" sh "$t"
-done
+[ -s "$log/together" ] && xargs -n 2 -P "$jobs" sh tests/run.sh --one <"$log/together"
+[ -s "$log/alone" ] && xargs -n 2 -P 1 sh tests/run.sh --one <"$log/alone"
 
-[ -s "$log/skipped" ] && { echo "skipped:"; sed 's/^/  /' "$log/skipped"; }
-[ -s "$log/failed" ] && { echo "failed:"; sed 's/^/  /' "$log/failed"; }
+for name in $(cat "$log/expected" 2>/dev/null); do
+    [ -s "$log/$name.count" ] || { echo "0 1 0" >"$log/$name.count"; echo "$name: gave no result" >"$log/$name.failed"; }
+done
+cat "$log"/*.count 2>/dev/null | awk '{ p += $1; f += $2; s += $3 } END { print p + 0, f + 0, s + 0 }' >"$log/counts"
+read -r passed failed skipped <"$log/counts"
+for list in skipped failed; do
+    cat "$log"/*."$list" >"$log/$list" 2>/dev/null
+    [ -s "$log/$list" ] && { echo "$list:"; sed 's/^/  /' "$log/$list"; }
+done
 [ $((passed + failed)) -gt 0 ] || { echo "no test ran"; failed=1; }
-echo "$passed $failed $skipped" >"$log/counts"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]

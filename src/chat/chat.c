@@ -92,6 +92,19 @@ static enum dg_status answer_calls(struct dg_chat *c, const json_t *calls, bool 
 
 /* --- a reply --- */
 
+/* Whether the calls hold the one that must be there. */
+static enum dg_status obeyed(const struct dg_chat *c, const json_t *calls, struct dg_error *err) {
+    const char *must = c->o.must_call, *name;
+    for (size_t i = 0; must && i < json_array_size(calls); i++) {
+        name = json_string_value(json_object_get(json_object_get(json_array_get(calls, i), "function"), "name"));
+        if (!*must || !strcmp(must, name))
+            return DG_OK;
+    }
+    return must ? DG_FAIL(err, DG_E_FORMAT, "the reply does not call %s, so it is not kept (--tool-choice; --tool-retries tries more seeds)",
+                          *must ? must : "a tool")
+                : DG_OK;
+}
+
 static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
     enum dg_status st = DG_OK;
     for (int32_t round = 0;; round++) {
@@ -101,6 +114,8 @@ static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
             st = dg_chat_turn_run(&t, err);
         json_t *message = json_incref(t.message);
         dg_chat_turn_deinit(&t);
+        if (st == DG_OK && round == 0)
+            st = obeyed(c, json_object_get(message, "tool_calls"), err);
         if (st == DG_OK)
             st = dg_dialog_add_reply(&c->dialog, message, err);
         const json_t *calls = json_object_get(message, "tool_calls");
@@ -115,15 +130,22 @@ static enum dg_status reply(struct dg_chat *c, struct dg_error *err) {
     }
 }
 
+static void note_cut(const struct dg_chat *c) {
+    const struct dg_chat_reply *r = &c->last;
+    const char *why = r->end == DG_END_BLOCKS                                  ? "too many of its blocks were trimmed; /retry tries another seed"
+                      : c->o.gen.max_tokens && r->turn >= c->o.gen.max_tokens ? "--max-tokens is used up"
+                                                                              : "the context is full (/undo, /reset, or a larger --ctx)";
+    char text[200];
+    snprintf(text, sizeof text, "the reply was cut%s: %s", r->unclosed ? " inside its thought (--think-max closes one earlier)" : "", why);
+    note(c, text);
+}
+
 static void say_end(const struct dg_chat *c) {
     const struct dg_chat_reply *r = &c->last;
     if (r->out_of_rounds)
         note(c, "the reply was ended: it kept calling tools (--tool-rounds)");
-    else if (r->end == DG_END_LENGTH)
-        note(c,
-             r->unclosed
-                 ? "the reply was cut inside its thought: its tokens or the context are used up (--max-tokens, --think-max, --ctx)"
-                 : "the reply was cut: its tokens or the context are used up (--max-tokens, --ctx)");
+    else if (r->end == DG_END_LENGTH || r->end == DG_END_BLOCKS)
+        note_cut(c);
     else if (r->end == DG_END_REPEAT)
         note(c, "the reply was cut: the model repeated one token without end; /retry tries another seed");
     else if (!r->shown)

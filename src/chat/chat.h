@@ -38,7 +38,10 @@ struct dg_chat_opts {
     int64_t ctx; /* positions of the context, and of a canvas: for errors in words */
     int32_t canvas;
     int32_t rounds; /* tool rounds of a reply, 0..DG_CHAT_ROUNDS_MAX */
+    /* The first turn of each reply must call this tool, "" = any, NULL = it need not; with `check` such turns are tried again. Borrowed. */
+    const char *must_call;
     int64_t think_max; /* tokens a thought may take before it is closed, 0 = as many as it likes */
+    bool no_reuse; /* every prompt is computed whole, as if nothing had been said before */
     atomic_bool *cancel; /* ends the reply in work; the chat clears it when a reply begins */
     struct dg_chat_ui ui;
 };
@@ -47,6 +50,8 @@ struct dg_chat_opts {
 struct dg_chat_reply {
     int64_t prompt, computed; /* tokens of the prompt; of them and the reply's canonical form, computed */
     int64_t tokens; /* generated, all rounds */
+    int64_t turn; /* of the last turn */
+    int32_t unconverged; /* blocks that used all their steps without converging */
     int32_t steps, blocks, rounds;
     double seconds; /* from the message to the end of the reply */
     size_t shown; /* bytes of content */
@@ -70,8 +75,8 @@ enum dg_status dg_chat_init(struct dg_chat *c, const struct dg_chat_opts *o, str
 void dg_chat_deinit(struct dg_chat *c);
 
 /* Sends a message of the user and waits for the reply; last is filled, also on failure as far as it went. Errors, the dialog being
- * as before: DG_E_ARG (not UTF-8), DG_E_LIMIT (the conversation does not fit the context, in words), DG_E_CANCELLED, DG_E_NUMERIC,
- * DG_E_BACKEND, DG_E_NOMEM. */
+ * as before: DG_E_ARG (not UTF-8), DG_E_LIMIT (the conversation does not fit the context, in words), DG_E_FORMAT (must_call is not obeyed),
+ * DG_E_CANCELLED, DG_E_NUMERIC, DG_E_BACKEND, DG_E_NOMEM. */
 enum dg_status dg_chat_send(struct dg_chat *c, const char *text, size_t n, struct dg_error *err) DG_MUST_CHECK;
 /* The last message of the user and all that came of it are taken back; false when there is none. */
 bool dg_chat_undo(struct dg_chat *c);

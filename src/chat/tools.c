@@ -28,11 +28,17 @@ void dg_tool_deinit(struct dg_tool *t) {
     memset(t, 0, sizeof *t);
 }
 
-void dg_toolbox_deinit(struct dg_toolbox *b) {
+void dg_toolbox_drop_tools(struct dg_toolbox *b) {
     for (size_t i = 0; i < b->n; i++)
         dg_tool_deinit(&b->v[i]);
-    dg_free(b->v);
     json_decref(b->declared);
+    b->declared = NULL;
+    b->n = 0;
+}
+
+void dg_toolbox_deinit(struct dg_toolbox *b) {
+    dg_toolbox_drop_tools(b);
+    dg_free(b->v);
     dg_free(b->prompt);
     dg_free(b->prethink);
     memset(b, 0, sizeof *b);

@@ -50,6 +50,8 @@ enum dg_status dg_toolbox_add(struct dg_toolbox *b, const char *spec, struct dg_
 /* Adds what a harness file says. Paths in it are relative to its folder, which is also where its commands run. Errors: DG_E_IO,
  * DG_E_FORMAT, DG_E_ARG, DG_E_LIMIT, DG_E_NOMEM, naming file and place; b may then hold part of it. */
 enum dg_status dg_toolbox_load(struct dg_toolbox *b, const char *path, struct dg_error *err) DG_MUST_CHECK;
+/* Forgets the tools; prompt and prethink stay. */
+void dg_toolbox_drop_tools(struct dg_toolbox *b);
 /* NULL when there is none of that name. */
 const struct dg_tool *dg_toolbox_find(const struct dg_toolbox *b, const char *name);
 

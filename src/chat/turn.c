@@ -119,6 +119,7 @@ static void on_event(void *ctx, const struct dg_event *e) {
             ui->block(ui->ctx, e->block);
         take_ids(t, e->block->ids, e->block->kept);
         t->c->last.blocks++;
+        t->c->last.unconverged += !e->block->converged && e->block->stop == DG_STOP_MAX_STEPS;
     } else if (e->kind == DG_EV_NOTE && ui->note)
         ui->note(ui->ctx, e->text);
 }
@@ -134,6 +135,7 @@ static enum dg_status call(struct dg_chat_turn *t, struct dg_op *op, struct dg_e
 
 static void count(struct dg_chat_turn *t) {
     t->c->last.tokens += (int64_t)t->result.ids.n;
+    t->c->last.turn += (int64_t)t->result.ids.n;
     t->c->last.steps += t->result.steps;
     t->c->last.end = t->result.end;
 }
@@ -207,13 +209,24 @@ static enum dg_status generate_bounded(struct dg_chat_turn *t, struct dg_gen *g,
     return generate(t, g, err);
 }
 
+/* Empties the log. */
+static enum dg_status forget(struct dg_chat_turn *t, struct dg_error *err) {
+    DG_TRY(call(t, &(struct dg_op){.kind = DG_OP_PING}, err));
+    return call(t, &(struct dg_op){.kind = DG_OP_REWIND, .at = {t->result.at.epoch, 0}}, err);
+}
+
 enum dg_status dg_chat_turn_run(struct dg_chat_turn *t, struct dg_error *err) {
     struct dg_chat *c = t->c;
     struct dg_gen g = c->o.gen;
     g.seed = c->next_seed++;
+    c->last.turn = 0;
+    if (c->o.no_reuse)
+        DG_TRY(forget(t, err));
     DG_TRY(call(t, &(struct dg_op){.kind = DG_OP_ALIGN, .ids = t->prompt.v, .n = t->prompt.n}, err));
-    if (c->o.check)
+    if (c->o.check) {
         c->o.check->in_thought = t->in_thought;
+        c->o.check->must_call = t->first ? c->o.must_call : NULL;
+    }
     bool bounded = c->o.think_max > 0 && c->dialog.thinking == DG_THINKING_ON;
     DG_TRY(bounded ? generate_bounded(t, &g, err) : generate(t, &g, err));
     if (t->failed.code == DG_OK)
@@ -230,6 +243,8 @@ void dg_chat_settle(struct dg_chat *c) {
     struct dg_ids ids = {0};
     struct dg_error ignored = {0};
     struct dg_result r = {0};
+    if (c->o.no_reuse)
+        return;
     if (dg_dialog_encode(&c->dialog, c->o.tok, false, &ids, &ignored) == DG_OK) {
         struct dg_op op = {.kind = DG_OP_ALIGN, .ids = ids.v, .n = ids.n, .cancel = c->o.cancel};
         if (dg_pipeline_call(c->o.pipeline, &op, NULL, NULL, &r, &ignored) == DG_OK)

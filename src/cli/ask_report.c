@@ -194,8 +194,10 @@ static bool print_json(struct dg_ask_report *r, const struct dg_result *t, enum 
 static void print_reason(const struct dg_ask_report *r, const struct dg_result *t) {
     if (t->end == DG_END_LENGTH)
         fprintf(stderr, "diffgemma: the answer was cut: %s\n",
-                r->max_tokens && (int64_t)t->ids.n >= r->max_tokens ? "--max-tokens is used up"
-                                                                              : "the context is full (--ctx for a larger one)");
+                r->max_tokens && (int64_t)t->ids.n >= r->max_tokens ? "--max-tokens is used up" : "the context is full (--ctx for a larger one)");
+    else if (t->end == DG_END_BLOCKS)
+        fprintf(stderr, "diffgemma: the answer was cut: too many of its blocks were trimmed, so that their number is used up; another --seed may "
+                        "help, DGQ_COMMIT_CONF_TRIM=0 trims none\n");
     else if (t->end == DG_END_REPEAT)
         fprintf(stderr, "diffgemma: the answer was cut: the model repeated one token without end; another --seed may help\n");
     else if (!r->shown.len)

@@ -39,6 +39,8 @@ void dg_chat_stats(struct dg_chat_command_state *s) {
             "last reply: %lld tokens in %.2f s (%.1f a second), %d blocks, %d steps, seed %llu; prompt %lld tokens, %lld computed",
             (long long)r->tokens, r->seconds, rate((double)r->tokens, r->seconds), r->blocks, r->steps, (unsigned long long)r->seed,
             (long long)r->prompt, (long long)r->computed);
+    if (r->unconverged)
+        say(s, "%d of its blocks used all %d steps without converging", r->unconverged, c->o.gen.sampler.steps_max);
     if (s->live.frames)
         say(s, "view: %lld frames, %.0f us each", (long long)s->live.frames, s->live.spent / (double)s->live.frames * 1e6);
     say(s, "thinking %s, next seed %llu, view %s", c->dialog.thinking == DG_THINKING_ON ? "on" : "off",

@@ -52,7 +52,7 @@ enum dg_status dg_kv_type(const char *name, enum dg_dtype *out, struct dg_error 
     {"device", 0, DG_ARG_INT, &(a).device, 0, 255, "N", "which GPU, from 0"},                                                      \
     {"cpu", 0, DG_ARG_STR, &(a).cpu, 0, 0, "LEVEL", "strongest instruction set to use: see diffgemma probe-device"},                \
     {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
-    {"ctx", 'c', DG_ARG_INT, &(a).ctx, 0, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
+    {"ctx", 'c', DG_ARG_INT, &(a).ctx, 1, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
     {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default), f32, or q8 (half the memory, less exact)"}
 
 /* Everything a command runs on; zeroed is empty. */
@@ -69,7 +69,7 @@ struct dg_runtime {
 double dg_now(void);
 /* The folder models/ beside the program (build/diffgemma) or in the installed data folder; false when there is none. */
 bool dg_bundled_models(char *path, size_t n);
-/* Flags from the environment. */
+/* Flags from the environment; the one that names a cache folder goes to pack/hub.h at once. */
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 /* Folder of the model: -m, else DGQ_MODEL, else the bundled one, which is said on stderr. */
 enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args *a, struct dg_error *err) DG_MUST_CHECK;

@@ -2,6 +2,7 @@
 #include "cli/cli.h"
 
 #include "cli/ask_report.h"
+#include "cli/delim_report.h"
 #include "cli/front.h"
 #include "message/prompt.h"
 #include "message/turn_text.h"
@@ -142,6 +143,21 @@ static enum dg_status answer(struct work *w, const struct options *o, struct dg_
     return st;
 }
 
+/* What the answer's text is searched for; false when it cannot be recorded. */
+static bool search(struct work *w, const struct options *o) {
+    struct dg_error err = {0};
+    struct dg_buf note;
+    dg_buf_init(&note, 4096);
+    enum dg_status st = dg_delim_report(&w->r.flags, o->seed, dg_buf_cstr(&w->report.shown), w->report.shown.len, &note, &err);
+    if (note.len)
+        fprintf(stderr, "diffgemma: %s\n", dg_buf_cstr(&note));
+    if (st != DG_OK)
+        fprintf(stderr, "diffgemma: %s\n", dg_error_text(&err));
+    dg_error_clear(&err);
+    dg_buf_deinit(&note);
+    return st == DG_OK;
+}
+
 int dg_cmd_ask(int argc, char **argv) {
     struct options o = {.seed = 42};
     dg_model_args_init(&o.model);
@@ -152,8 +168,8 @@ int dg_cmd_ask(int argc, char **argv) {
         {"raw", 0, DG_ARG_FLAG, &o.raw, 0, 0, NULL, "the prompt is the token stream's text itself, control tokens included"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think first; the thought goes to stderr"},
         {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the random stream (default 42)"},
-        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
-        {"steps", 0, DG_ARG_INT, &o.steps, 0, DG_STEPS_MAX, "N", "denoise steps of a block (default: the model's)"},
+        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 1, 1 << 30, "N", "most tokens of the answer (default: what the context leaves)"},
+        {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"canvas-ids", 0, DG_ARG_STR, &o.canvas_ids, 0, 0, "FILE", "first canvas instead of a random one: token ids"},
         {"no-early-stop", 0, DG_ARG_FLAG, &o.no_early_stop, 0, 0, NULL, "run every scheduled step"},
@@ -172,6 +188,8 @@ int dg_cmd_ask(int argc, char **argv) {
     if (started)
         st = answer(&w, &o, &err);
     if (started && (st == DG_OK || w.report.tok) && !dg_ask_report_end(&w.report, &w.turn, st, &err))
+        status = DG_EXIT_FAILED;
+    if (st == DG_OK && dg_delim_report_wanted(&w.r.flags) && !search(&w, &o))
         status = DG_EXIT_FAILED;
     if (st != DG_OK)
         status = dg_cli_fail("ask", &err);

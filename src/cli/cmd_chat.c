@@ -2,6 +2,8 @@
  * on standard output, all else on standard error. */
 #include "cli/cmd_chat.h"
 
+#include "cli/delim_report.h"
+#include "cli/loading.h"
 #include "core/mem.h"
 
 #include <errno.h>
@@ -12,6 +14,8 @@
 #include <unistd.h>
 
 #define RESULT_SHOWN 1000 /* bytes of a tool's output that are shown */
+#define SAID_MAX ((size_t)64 << 20)
+#define TOOL_RETRIES 2    /* of DGQ_TOOL_VALIDATE, and where a call is required */
 
 static atomic_bool cancel; /* by Ctrl-C */
 
@@ -38,7 +42,11 @@ static void on_text(void *ctx, enum dg_chat_text kind, const char *text, size_t 
     struct dg_live *l = &((struct dg_chat_command_state *)ctx)->live;
     char more[64];
     switch (kind) {
-    case DG_CHAT_CONTENT: dg_live_text(l, DG_VIEW_CONTENT, text, n); return;
+    case DG_CHAT_CONTENT:
+        dg_live_text(l, DG_VIEW_CONTENT, text, n);
+        if (dg_delim_report_wanted(&((struct dg_chat_command_state *)ctx)->r.flags))
+            (void)dg_buf_add(&((struct dg_chat_command_state *)ctx)->said, text, n);
+        return;
     case DG_CHAT_THOUGHT: dg_live_text(l, DG_VIEW_THOUGHT, text, n); return;
     case DG_CHAT_CALL:
         dg_live_text(l, DG_VIEW_CALL, text, n);
@@ -122,19 +130,37 @@ static enum dg_status deliver(struct dg_chat_command_state *s, const char *text,
     return st;
 }
 
+/* What the reply's text is searched for. */
+static void search(struct dg_chat_command_state *s) {
+    struct dg_error err = {0};
+    struct dg_buf note;
+    dg_buf_init(&note, 4096);
+    enum dg_status st = dg_delim_report(&s->r.flags, s->chat.last.seed, dg_buf_cstr(&s->said), s->said.len, &note, &err);
+    if (note.len)
+        dg_chat_say(s, dg_buf_cstr(&note));
+    if (st != DG_OK)
+        dg_chat_say_error(s, &err);
+    dg_buf_deinit(&note);
+}
+
 void dg_chat_deliver(struct dg_chat_command_state *s, const char *text, size_t n, bool retry) {
     struct dg_error err = {0};
+    dg_buf_clear(&s->said);
     enum dg_status st = deliver(s, text, n, retry, &err);
-    dg_live_interrupted();
     if (st == DG_E_CANCELLED) {
+        dg_live_interrupted();
         dg_error_clear(&err);
         dg_chat_say(s, retry ? "cancelled; the former reply stays" : "cancelled; the message is not part of the conversation");
         s->cancelled = true;
         s->failed = true;
     } else if (st != DG_OK)
         dg_chat_say_error(s, &err);
-    else if (s->verbose)
-        dg_chat_stats(s);
+    else {
+        if (dg_delim_report_wanted(&s->r.flags))
+            search(s);
+        if (s->verbose)
+            dg_chat_stats(s);
+    }
 }
 
 /* --- the loop --- */
@@ -241,7 +267,7 @@ struct options {
     struct dg_model_args model;
     struct dg_log_args log;
     struct dg_arg_list tools;
-    const char *system, *harness, *load, *history;
+    const char *system, *harness, *load, *history, *choice;
     uint64_t seed;
     int64_t max_tokens, steps, rounds, think_max, retries;
     bool think, view, yes, verbose, repair;
@@ -257,6 +283,8 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
                               .canvas = s->r.model->cfg.canvas,
                               .rounds = (int32_t)o->rounds,
                               .think_max = o->think_max,
+                              .must_call = s->must_call,
+                              .no_reuse = !s->r.flags.kv_reuse,
                               .cancel = &cancel,
                               .ui = {s, on_prefill, on_step, NULL, on_text, on_note, on_allow}};
     co.gen.seed = o->seed;
@@ -274,6 +302,23 @@ static enum dg_status open_chat(struct dg_chat_command_state *s, const struct op
     return DG_OK;
 }
 
+/* --tool-choice. */
+static enum dg_status choose_tool(struct dg_chat_command_state *s, const char *choice, struct dg_error *err) {
+    if (!choice || !strcmp(choice, "auto"))
+        return DG_OK;
+    if (!strcmp(choice, "none")) {
+        dg_toolbox_drop_tools(&s->tools);
+        return DG_OK;
+    }
+    if (!s->tools.declared)
+        return DG_FAIL(err, DG_E_ARG, "--tool-choice %s, but no tool is offered (--tool, --harness)", choice);
+    bool any = !strcmp(choice, "required");
+    if (!any && !dg_toolbox_find(&s->tools, choice))
+        return DG_FAIL(err, DG_E_ARG, "--tool-choice %s: give auto, none, required or the name of a tool that is offered", choice);
+    s->must_call = any ? "" : choice;
+    return DG_OK;
+}
+
 static enum dg_status prepare(struct dg_chat_command_state *s, const struct options *o, struct dg_error *err) {
     DG_TRY(dg_runtime_flags(&s->r, err));
     for (size_t i = 0; i < o->tools.n; i++)
@@ -283,8 +328,11 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     DG_TRY(dg_runtime_find(&s->r, &o->model, err));
     DG_TRY(dg_runtime_model(&s->r, err));
     DG_TRY(dg_runtime_tokenizer(&s->r, err));
-    struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair, .retries = (int32_t)o->retries};
-    if (s->tools.declared && (o->repair || o->retries)) {
+    const struct dg_flags *f = &s->r.flags;
+    DG_TRY(choose_tool(s, o->choice, err));
+    int64_t retries = o->retries >= 0 ? o->retries : f->tool_validate || s->must_call ? TOOL_RETRIES : 0;
+    struct dg_front_opts fo = {.log = o->log, .conversations = 1, .repair = o->repair || f->tool_repair, .retries = (int32_t)retries};
+    if (s->tools.declared && (fo.repair || fo.retries)) {
         dg_tool_check_init(&s->check, s->r.tok, s->tools.declared);
         s->turn_check = dg_tool_check_stage(&s->check, &s->front.opts.gen);
         fo.check = &s->turn_check;
@@ -293,7 +341,7 @@ static enum dg_status prepare(struct dg_chat_command_state *s, const struct opti
     dg_live_init(&s->live, s->r.tok, o->view);
     DG_TRY(open_chat(s, o, err));
     char *history = s->interactive ? history_path(o->history) : NULL;
-    enum dg_status st = dg_lines_open(&s->lines, s->interactive, history, err);
+    enum dg_status st = dg_lines_open(&s->lines, s->interactive, history, dg_live_interrupted, err);
     dg_free(history);
     return st;
 }
@@ -305,29 +353,32 @@ static void put_away(struct dg_chat_command_state *s) {
     if (s->live.view.tok)
         dg_live_deinit(&s->live);
     dg_input_deinit(&s->input);
+    dg_buf_deinit(&s->said);
     dg_front_close(&s->front);
     dg_toolbox_deinit(&s->tools);
     dg_runtime_close(&s->r);
 }
 
 int dg_cmd_chat(int argc, char **argv) {
-    struct options o = {.seed = 42, .rounds = 8};
+    struct options o = {.seed = 42, .rounds = 8, .retries = -1};
     dg_model_args_init(&o.model);
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
         {"system", 's', DG_ARG_STR, &o.system, 0, 0, "TEXT", "system instruction"},
         {"think", 0, DG_ARG_FLAG, &o.think, 0, 0, NULL, "let the model think before it answers"},
-        {"think-max", 0, DG_ARG_INT, &o.think_max, 0, 1 << 30, "N",
+        {"think-max", 0, DG_ARG_INT, &o.think_max, 1, 1 << 30, "N",
          "close a thought after about N tokens, so that an answer follows"},
         {"seed", 0, DG_ARG_U64, &o.seed, 0, 0, "N", "seed of the first reply; each takes the next one (default 42)"},
-        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 0, 1 << 30, "N",
+        {"max-tokens", 'n', DG_ARG_INT, &o.max_tokens, 1, 1 << 30, "N",
          "most tokens of a reply (default: what the context leaves)"},
-        {"steps", 0, DG_ARG_INT, &o.steps, 0, 100000, "N", "denoise steps of a block (default: the model's)"},
+        {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "denoise steps of a block (default: the model's)"},
         DG_RUN_ARGS(o.model),
         {"view", 0, DG_ARG_FLAG, &o.view, 0, 0, NULL, "show the canvas while it is being written"},
         {"tool", 0, DG_ARG_LIST, &o.tools, 0, 0, "SPEC", "offer a tool: NAME[:DESCRIPTION]=COMMAND; may be given again"},
         {"harness", 0, DG_ARG_STR, &o.harness, 0, 0, "FILE", "prompt, thought, variables and tools from a JSON file"},
         {"yes", 'y', DG_ARG_FLAG, &o.yes, 0, 0, NULL, "run the tools' commands without asking"},
+        {"tool-choice", 0, DG_ARG_STR, &o.choice, 0, 0, "WHICH",
+         "auto (default), none, required, or the tool that each reply must call first"},
         {"tool-rounds", 0, DG_ARG_INT, &o.rounds, 0, DG_CHAT_ROUNDS_MAX, "N", "rounds of tool calls in one reply (default 8)"},
         {"tool-retries", 0, DG_ARG_INT, &o.retries, 0, 16, "N", "generate a turn with an invalid call again, at most N times"},
         {"tool-repair", 0, DG_ARG_FLAG, &o.repair, 0, 0, NULL, "let the model correct an invalid call itself, unseen"},
@@ -343,11 +394,18 @@ int dg_cmd_chat(int argc, char **argv) {
     struct dg_error err = {0};
     s.interactive = isatty(STDIN_FILENO) && dg_live_possible();
     dg_input_init(&s.input);
+    dg_buf_init(&s.said, SAID_MAX);
     /* the signals are this thread's; those that the engine starts must not take them */
     dg_live_mask(true);
+    struct dg_loading loading;
+    dg_loading_begin(&loading);
     enum dg_status st = prepare(&s, &o, &err);
+    dg_loading_end(&loading);
     dg_live_signals(&cancel, dg_lines_at_prompt);
     dg_live_mask(false);
+    /* it came when nobody waited for it any more and nobody did yet */
+    if (!s.interactive && atomic_load(&cancel))
+        s.quit = s.cancelled = true;
     if (st == DG_OK) {
         if (s.interactive)
             dg_chat_say(&s, "diffgemma chat; /help lists the commands, Ctrl-C stops a reply");

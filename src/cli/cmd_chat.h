@@ -12,12 +12,14 @@ struct dg_chat_command_state {
     struct dg_runtime r;
     struct dg_front front;
     struct dg_toolbox tools;
+    const char *must_call; /* as in dg_chat_opts */
     struct dg_tool_check check; /* of calls, with --tool-retries or --tool-repair */
     struct dg_turn_check turn_check;
     struct dg_chat chat;
     struct dg_live live;
     struct dg_lines *lines;
     struct dg_input input;
+    struct dg_buf said; /* content of the reply in work, for what it is searched for */
     bool always[DG_TOOLBOX_MAX]; /* tools that need no asking any more */
     bool interactive; /* standard input and output are a terminal */
     bool has_chat, yes, verbose;

@@ -135,9 +135,12 @@ int dg_cmd_download(int argc, char **argv) {
     if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN) /* under nohup it goes on */
         sigaction(SIGHUP, &sa, NULL);
     signal(SIGXFSZ, SIG_IGN); /* a file size limit is a failed write, reported as such */
-    struct dg_download_result r;
+    struct dg_download_result r = {0};
+    struct dg_runtime switches = {0};
     struct dg_error err = {0};
-    enum dg_status st = dg_download(&o, &r, &err);
+    enum dg_status st = dg_runtime_flags(&switches, &err);
+    if (st == DG_OK)
+        st = dg_download(&o, &r, &err);
     close_line(&v);
     if (st == DG_OK)
         print_result(&o, &r, dg_now() - v.start);
@@ -150,5 +153,6 @@ int dg_cmd_download(int argc, char **argv) {
     } else
         status = dg_cli_fail("download", &err);
     dg_download_result_deinit(&r);
+    dg_runtime_close(&switches);
     return status;
 }

@@ -119,7 +119,9 @@ static enum dg_status read_file(struct golden *p, const char *path, struct dg_er
 
 static enum dg_status prepare(struct golden *p, const char *path, struct dg_error *err) {
     struct dg_session_opts ignored;
-    dg_flags_default(&p->r.flags);
+    /* of the switches only the cache folder counts: the cases are fixed */
+    DG_TRY(dg_runtime_flags(&p->r, err));
+    dg_flags_deinit(&p->r.flags);
     DG_TRY(read_file(p, path, err));
     DG_TRY(dg_runtime_find(&p->r, &p->model, err));
     DG_TRY(dg_runtime_model(&p->r, err));

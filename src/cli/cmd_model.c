@@ -40,7 +40,16 @@ static void line(const char *what, const struct tally *t) {
     putchar('\n');
 }
 
-static void print_summary(const struct dg_model *m) {
+/* What a session without options takes. */
+static enum dg_status print_cache(const struct dg_config *c, int64_t ring, struct dg_error *err) {
+    struct dg_session_opts o = {.ring = ring, .kv = DG_F16};
+    DG_TRY(dg_session_opts_resolve(c, &o, err));
+    int32_t rows = o.chunk > c->canvas ? o.chunk : c->canvas;
+    printf("  KV cache at context %lld: %.1f MiB in f16\n", (long long)o.ctx, (double)dg_kv_bytes(c, o.ctx, o.ring, rows, o.kv) / (1 << 20));
+    return DG_OK;
+}
+
+static enum dg_status print_summary(const struct dg_model *m, int64_t ring, struct dg_error *err) {
     const struct dg_config *c = &m->cfg;
     struct tally embed = {0}, attn = {0}, dense = {0}, experts = {0}, router = {0}, sc = {0};
     int32_t full = 0;
@@ -76,9 +85,7 @@ static void print_summary(const struct dg_model *m) {
     line("experts", &experts);
     line("router", &router);
     line("self-conditioning", &sc);
-    int64_t ctx = c->ctx_max < 8192 ? c->ctx_max : 8192;
-    printf("  KV cache at context %lld: %.1f MiB in f16\n", (long long)ctx,
-           (double)dg_kv_bytes(c, ctx, 4096, c->canvas, DG_F16) / (1 << 20));
+    return print_cache(c, ring, err);
 }
 
 int dg_cmd_summary(int argc, char **argv) {
@@ -90,9 +97,10 @@ int dg_cmd_summary(int argc, char **argv) {
         return status;
     struct dg_runtime r = {0};
     struct dg_error err = {0};
-    if (open_model(&r, &a, &err) == DG_OK)
-        print_summary(r.model);
-    else
+    enum dg_status st = open_model(&r, &a, &err);
+    if (st == DG_OK)
+        st = print_summary(r.model, r.flags.kv_ring, &err);
+    if (st != DG_OK)
         status = dg_cli_fail("summary", &err);
     dg_runtime_close(&r);
     return status;

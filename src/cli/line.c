@@ -4,15 +4,21 @@
 
 #include <errno.h>
 #include <histedit.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+#include <wchar.h>
 
 struct dg_lines {
     EditLine *el;
     History *past;
     char *file;
     const char *prompt;
+    dg_line_interrupted_fn *interrupted;
+    mbstate_t mb; /* of a character that is read byte by byte */
     /* without a terminal */
     struct dg_buf line;
     char chunk[16384];
@@ -21,6 +27,55 @@ struct dg_lines {
 };
 
 static struct dg_lines *reading; /* the one whose line is being edited */
+
+/* Bytes of standard input, 0 at its end, -1 with errno EINTR after an interrupt, wherever that came: it is asked for with the signal
+ * held back, and let through only while waiting. */
+static ssize_t read_input(struct dg_lines *l, char *to, size_t n) {
+    sigset_t held, before;
+    struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+    ssize_t got = -1;
+    sigemptyset(&held);
+    sigaddset(&held, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &held, &before);
+    for (;;) {
+        if (l->interrupted()) {
+            errno = EINTR;
+            break;
+        }
+        if (ppoll(&p, 1, NULL, &before) < 0) {
+            if (errno == EINTR)
+                continue;
+            break;
+        }
+        got = read(STDIN_FILENO, to, n);
+        if (got >= 0 || (errno != EINTR && errno != EAGAIN))
+            break;
+    }
+    int e = errno;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    errno = e;
+    return got;
+}
+
+/* libedit's way to a character. A byte that begins none stands for itself, as it does in libedit's own reading. */
+static int read_char(EditLine *el, wchar_t *c) {
+    struct dg_lines *l;
+    char byte;
+    el_get(el, EL_CLIENTDATA, &l);
+    for (;;) {
+        ssize_t got = read_input(l, &byte, 1);
+        if (got <= 0)
+            return (int)got;
+        size_t k = mbrtowc(c, &byte, 1, &l->mb);
+        if (k == (size_t)-2)
+            continue;
+        if (k == (size_t)-1) {
+            memset(&l->mb, 0, sizeof l->mb);
+            *c = (unsigned char)byte;
+        }
+        return 1;
+    }
+}
 
 static char *prompt_of(EditLine *el) {
     struct dg_lines *l;
@@ -37,6 +92,7 @@ static enum dg_status open_editor(struct dg_lines *l, struct dg_error *err) {
     el_set(l->el, EL_PROMPT, prompt_of);
     el_set(l->el, EL_EDITOR, "emacs");
     el_set(l->el, EL_SIGNAL, 0);
+    el_set(l->el, EL_GETCFN, read_char);
     el_set(l->el, EL_HIST, history, l->past);
     el_set(l->el, EL_BIND, "^R", "em-inc-search-prev", NULL);
     el_set(l->el, EL_BIND, "\033[3~", "ed-delete-next-char", NULL);
@@ -46,13 +102,15 @@ static enum dg_status open_editor(struct dg_lines *l, struct dg_error *err) {
     return DG_OK;
 }
 
-enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *file, struct dg_error *err) {
+enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *file, dg_line_interrupted_fn *interrupted,
+                             struct dg_error *err) {
     HistEvent ev;
     *out = NULL;
     struct dg_lines *l = dg_calloc(1, sizeof *l);
     if (!l)
         return DG_FAIL(err, DG_E_NOMEM, "no memory to read lines");
     dg_buf_init(&l->line, DG_LINE_MAX);
+    l->interrupted = interrupted;
     enum dg_status st = edit ? open_editor(l, err) : DG_OK;
     if (st != DG_OK) {
         dg_lines_close(l);
@@ -124,7 +182,7 @@ static enum dg_status read_line(struct dg_lines *l, enum dg_line_end *end, const
             *end = DG_LINE_EOF;
             return DG_OK;
         }
-        ssize_t got = read(STDIN_FILENO, l->chunk, sizeof l->chunk);
+        ssize_t got = read_input(l, l->chunk, sizeof l->chunk);
         if (got < 0 && errno == EINTR) {
             *end = DG_LINE_INTERRUPTED;
             return DG_OK;

@@ -11,9 +11,14 @@ enum dg_line_end { DG_LINE, DG_LINE_EOF, DG_LINE_INTERRUPTED };
 
 struct dg_lines;
 
+/* Whether there was an interrupt since the last call (dg_live_interrupted). */
+typedef bool dg_line_interrupted_fn(void);
+
 /* edit: standard input and output are a terminal. history: file that lines are read from now and written to at the end, readable by
- * its owner only; NULL = none. A history that cannot be read or written is no error. Errors: DG_E_NOMEM. */
-enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *history, struct dg_error *err) DG_MUST_CHECK;
+ * its owner only; NULL = none. A history that cannot be read or written is no error. interrupted: asked before each wait, so that one
+ * that came before the wait ends the line too. Errors: DG_E_NOMEM. */
+enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *history, dg_line_interrupted_fn *interrupted,
+                             struct dg_error *err) DG_MUST_CHECK;
 void dg_lines_close(struct dg_lines *l); /* NULL is allowed */
 /* The next line without its line end, in a buffer of the lines' own until the next call. remember: it enters the history. Errors:
  * DG_E_IO, DG_E_LIMIT for a line of more than DG_LINE_MAX bytes. */

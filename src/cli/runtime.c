@@ -1,6 +1,7 @@
 #include "cli/cli.h"
 
 #include "core/mem.h"
+#include "pack/checkpoint.h"
 #include "pack/hub.h"
 
 #include <errno.h>
@@ -43,7 +44,8 @@ enum dg_status dg_kv_type(const char *name, enum dg_dtype *out, struct dg_error 
 
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
     dg_flags_default(&r->flags);
-    return dg_flags_load(&r->flags, (const char *const *)environ, err);
+    DG_TRY(dg_flags_load(&r->flags, (const char *const *)environ, err));
+    return dg_hub_use_home(r->flags.hf_home, err);
 }
 
 bool dg_bundled_models(char *path, size_t n) {
@@ -87,6 +89,8 @@ enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) 
     char path[4096];
     if (snprintf(path, sizeof path, "%s/tokenizer.json", r->dir) >= (int)sizeof path)
         return DG_FAIL(err, DG_E_LIMIT, "path too long");
+    if (access(path, F_OK) != 0)
+        return dg_checkpoint_explain(r->dir, "tokenizer.json", err);
     return dg_tokenizer_open(&r->tok, path, err);
 }
 

@@ -26,8 +26,7 @@ struct work {
     struct dg_sources sources;
     struct dg_outdir out;
     char **name;        /* of the tensors */
-    int *external_of;   /* external by file number of the store, -1 = none */
-    char (*sha256)[65]; /* of the externals */
+    struct dg_base base; /* of an overlay */
     char repo[DG_REPO_TEXT], revision[DG_REPO_TEXT], source_name[2 * DG_REPO_TEXT];
     uint64_t source_bytes;
     size_t n, n_quantized;
@@ -52,6 +51,17 @@ bool dg_repo_of(const char *dir, char repo[DG_REPO_TEXT], char revision[DG_REPO_
     int n = snprintf(repo, DG_REPO_TEXT, "%.*s/%.*s", (int)(name - org), org, (int)(snap - name - 2), name + 2);
     memcpy(revision, rev, n_rev + 1);
     return n < DG_REPO_TEXT;
+}
+
+enum dg_status dg_repo_name(const char *dir, const char *given_repo, const char *given_revision, char repo[DG_REPO_TEXT],
+                            char revision[DG_REPO_TEXT], struct dg_error *err) {
+    if (!dg_repo_of(dir, repo, revision) && (!given_repo || !given_revision))
+        return DG_FAIL(err, DG_E_ARG, "%s is no snapshot of the Hugging Face cache: say which model it is with --hf-repo and --hf-revision", dir);
+    if (given_repo)
+        snprintf(repo, DG_REPO_TEXT, "%s", given_repo);
+    if (given_revision)
+        snprintf(revision, DG_REPO_TEXT, "%s", given_revision);
+    return DG_OK;
 }
 
 void dg_source_name(const char *dir, char *dst, size_t n) {
@@ -182,55 +192,18 @@ static enum dg_status feed(struct work *w, size_t i, struct dg_error *err) {
     return weigh(w, i, err);
 }
 
-/* Makes tensor i a reference into the checkpoint's file. */
-static enum dg_status refer(struct work *w, size_t i, struct dg_error *err) {
-    const struct dg_tensor *from = w->input[i].from;
-    const struct dg_store *s = w->model->store;
-    struct dg_manifest_tensor *t = &w->m.tensor[i];
-    size_t size;
-    const uint8_t *bytes = dg_store_bytes(s, from->file, &size);
-    if (!t->raw) {
-        t->source = DG_SOURCE_LOCAL;
-        return DG_OK;
-    }
-    int *x = &w->external_of[from->file];
-    if (*x < 0) {
-        const char *path = dg_store_path(s, from->file), *base = strrchr(path, '/');
-        *x = w->m.n_external++;
-        struct dg_manifest_external *e = &w->m.external[*x];
-        DG_TRY(dg_pack_header_sha256(bytes, size, w->sha256[*x], err));
-        e->key = e->path = base ? base + 1 : path;
-        e->size = size;
-        e->sha256 = w->sha256[*x];
-    }
-    t->source = DG_SOURCE_EXTERNAL;
-    t->external = (uint16_t)*x;
-    t->at = (uint64_t)(from->data - bytes);
-    return DG_OK;
-}
-
+/* Raw tensors stay where they are, the others go into the pack's blob. */
 static enum dg_status lay_over(struct work *w, struct dg_error *err) {
     const struct dg_quantize_opts *o = w->o;
-    size_t n_files = (size_t)dg_store_files(w->model->store);
-    bool known = dg_repo_of(o->source, w->repo, w->revision);
-    if (o->repo)
-        snprintf(w->repo, sizeof w->repo, "%s", o->repo);
-    if (o->revision)
-        snprintf(w->revision, sizeof w->revision, "%s", o->revision);
-    if (!known && (!o->repo || !o->revision))
-        return DG_FAIL(err, DG_E_ARG, "%s is no snapshot of the Hugging Face cache: say which model it is with --hf-repo and --hf-revision",
-                       o->source);
+    DG_TRY(dg_repo_name(o->source, o->repo, o->revision, w->repo, w->revision, err));
     w->m.repo = w->repo;
     w->m.revision = w->revision;
-    w->m.external = dg_calloc(n_files, sizeof *w->m.external);
-    w->external_of = dg_calloc(n_files, sizeof *w->external_of);
-    w->sha256 = dg_calloc(n_files, sizeof *w->sha256);
-    if (!w->m.external || !w->external_of || !w->sha256)
-        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
-    for (size_t i = 0; i < n_files; i++)
-        w->external_of[i] = -1;
+    DG_TRY(dg_base_init(&w->base, w->model->store, &w->m, err));
     for (size_t i = 0; i < w->n; i++)
-        DG_TRY(refer(w, i, err));
+        if (w->m.tensor[i].raw)
+            DG_TRY(dg_base_refer(&w->base, &w->m, &w->m.tensor[i], w->input[i].from, err));
+        else
+            w->m.tensor[i].source = DG_SOURCE_LOCAL;
     dg_pack_place_local(&w->m);
     return DG_OK;
 }
@@ -295,9 +268,8 @@ enum dg_status dg_quantize(const struct dg_quantize_opts *o, struct dg_quantize_
     dg_free(w.name);
     dg_free(w.input);
     dg_free(w.item);
-    dg_free(w.external_of);
-    dg_free(w.sha256);
     dg_manifest_deinit(&w.m);
+    dg_base_deinit(&w.base);
     dg_model_close(w.model);
     return st;
 }

@@ -20,8 +20,7 @@ struct work {
     struct dg_sources from_pack, from_base;
     struct dg_stream_item *item, *base_item; /* by tensor */
     bool *same;                              /* by tensor: the base has these bytes */
-    int *external_of;
-    char (*sha256)[65];
+    struct dg_base refs;
     char *base_dir;
     char repo[DG_REPO_TEXT], revision[DG_REPO_TEXT];
     struct dg_outdir out;
@@ -74,16 +73,7 @@ static enum dg_status find_base(struct work *w, struct dg_error *err) {
                        w->repo, w->revision);
     else if (!(w->base_dir = dg_strndup(path, strlen(path))))
         return DG_FAIL(err, DG_E_NOMEM, "out of memory");
-    char repo[DG_REPO_TEXT], revision[DG_REPO_TEXT];
-    if (dg_repo_of(w->base_dir, repo, revision)) {
-        if (!o->repo)
-            memcpy(w->repo, repo, sizeof repo);
-        if (!o->revision)
-            memcpy(w->revision, revision, sizeof revision);
-    } else if (!o->repo || !o->revision)
-        return DG_FAIL(err, DG_E_ARG, "%s is no snapshot of the Hugging Face cache: say which model it is with --hf-repo and --hf-revision",
-                       w->base_dir);
-    return DG_OK;
+    return dg_repo_name(w->base_dir, o->repo, o->revision, w->repo, w->revision, err);
 }
 
 static enum dg_status open_base(struct work *w, struct dg_error *err) {
@@ -93,15 +83,10 @@ static enum dg_status open_base(struct work *w, struct dg_error *err) {
         return DG_FAIL(err, DG_E_ARG, "%s is a pack: an overlay lies over a checkpoint", w->base_dir);
     DG_TRY(dg_checkpoint_add(w->base, w->base_dir, NULL, err));
     DG_TRY(dg_sources_open(&w->from_base, w->base, err));
-    size_t n_files = (size_t)dg_store_files(w->base);
     w->base_item = dg_calloc(w->m.n_tensors, sizeof *w->base_item);
     w->same = dg_calloc(w->m.n_tensors, sizeof *w->same);
-    w->external_of = dg_calloc(n_files, sizeof *w->external_of);
-    w->sha256 = dg_calloc(n_files, sizeof *w->sha256);
-    if (!w->base_item || !w->same || !w->external_of || !w->sha256)
+    if (!w->base_item || !w->same)
         return DG_FAIL(err, DG_E_NOMEM, "out of memory");
-    for (size_t i = 0; i < n_files; i++)
-        w->external_of[i] = -1;
     for (size_t i = 0; i < w->m.n_tensors; i++) {
         const struct dg_manifest_tensor *t = &w->m.tensor[i];
         const struct dg_tensor *b = t->raw ? dg_store_find(w->base, t->name, strlen(t->name)) : NULL;
@@ -167,39 +152,16 @@ static enum dg_status audit(struct work *w, struct dg_error *err) {
     return st;
 }
 
-static enum dg_status refer(struct work *w, size_t i, struct dg_error *err) {
-    struct dg_manifest_tensor *t = &w->m.tensor[i];
-    const struct dg_tensor *b = dg_store_find(w->base, t->name, strlen(t->name));
-    size_t size;
-    const uint8_t *bytes = dg_store_bytes(w->base, b->file, &size);
-    int *x = &w->external_of[b->file];
-    if (*x < 0) {
-        const char *path = dg_store_path(w->base, b->file), *base = strrchr(path, '/');
-        *x = w->m.n_external++;
-        struct dg_manifest_external *e = &w->m.external[*x];
-        DG_TRY(dg_pack_header_sha256(bytes, size, w->sha256[*x], err));
-        e->key = e->path = base ? base + 1 : path;
-        e->size = size;
-        e->sha256 = w->sha256[*x];
-    }
-    t->source = DG_SOURCE_EXTERNAL;
-    t->external = (uint16_t)*x;
-    t->at = (uint64_t)(b->data - bytes);
-    return DG_OK;
-}
-
 static enum dg_status lay_over(struct work *w, struct dg_repack_result *r, struct dg_error *err) {
     if (dg_manifest_layered(&w->m))
         return DG_FAIL(err, DG_E_ARG, "%s is layered already", w->o->pack);
     DG_TRY(open_base(w, err));
     DG_TRY(audit(w, err));
-    w->m.external = dg_calloc((size_t)dg_store_files(w->base), sizeof *w->m.external);
-    if (!w->m.external)
-        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    DG_TRY(dg_base_init(&w->refs, w->base, &w->m, err));
     for (size_t i = 0; i < w->m.n_tensors; i++) {
         struct dg_manifest_tensor *t = &w->m.tensor[i];
         if (w->same[i]) {
-            DG_TRY(refer(w, i, err));
+            DG_TRY(dg_base_refer(&w->refs, &w->m, t, dg_store_find(w->base, t->name, strlen(t->name)), err));
             r->n_external++;
             continue;
         }
@@ -253,10 +215,9 @@ enum dg_status dg_repack(const struct dg_repack_opts *o, struct dg_repack_result
     dg_free(w.item);
     dg_free(w.base_item);
     dg_free(w.same);
-    dg_free(w.external_of);
-    dg_free(w.sha256);
     dg_free(w.base_dir);
     dg_manifest_deinit(&w.m);
+    dg_base_deinit(&w.refs);
     dg_store_close(w.pack);
     dg_store_close(w.base);
     return st;

@@ -54,9 +54,14 @@ static const struct flag table[] = {
     {"KV_RING", FLAG_POW2, AT(kv_ring), 16, 1 << 24, "16..16777216, a power of two", 0, "4096",
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
     BOOL("KV_Q8", kv_q8, "0", "KV cache in 8 bits where --kv is not given: half the memory, less exact"),
+    BOOL("KV_REUSE", kv_reuse, "1", "a chat's prompt continues the cache of the one before; 0 = each is computed whole"),
+    BOOL("TOOL_VALIDATE", tool_validate, "0", "generate a turn with an invalid tool call again, as --tool-retries 2 does"),
+    BOOL("TOOL_REPAIR", tool_repair, "0", "let the model correct an invalid tool call unseen, as --tool-repair does"),
+    BOOL("DELIM_CHECK", delim_check, "0", "search replies for odd quotes, unbalanced brackets and doubled words, and say so"),
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
     TEXT("CPU", cpu, "level", "strongest instruction-set level of the CPU backend, as --cpu; the stricter of both counts"),
+    TEXT("DELIM_CHECK_JSONL", delim_check_jsonl, "file", "append what DELIM_CHECK finds in each reply as a JSON line"),
     TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each step's largest probabilities as JSON lines"),
 };
 

@@ -23,6 +23,7 @@ struct dg_flags {
     int32_t attn_topk_k;
     int32_t kv_ring; /* a power of two */
     bool kv_q8;
+    bool kv_reuse;
     /* self-conditioning */
     bool sc_sparse;
     int32_t first_step_sc; /* enum dg_first_step */
@@ -33,11 +34,13 @@ struct dg_flags {
     double commit_conf_trim, commit_conf_hard;
     bool continue_past_stop, ws_block_stop;
     int32_t empty_reply_retry;
+    /* tool calls of a chat, and what its text is searched for */
+    bool tool_validate, tool_repair, delim_check;
     /* where things are */
     char *hf_home, *model;
     char *cpu; /* strongest CPU level to use */
     /* traces */
-    char *trace_pmax_jsonl;
+    char *trace_pmax_jsonl, *delim_check_jsonl;
 };
 
 /* Fills caller storage with the defaults. Allocates nothing. */

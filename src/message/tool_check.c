@@ -11,6 +11,7 @@
 struct reading {
     const struct dg_tool_check *c;
     int32_t invalid;
+    bool called; /* the tool that must be called, well or ill */
     struct dg_buf text; /* the responses */
     struct dg_span name[SPANS_MAX];
     size_t n_names;
@@ -64,6 +65,8 @@ static enum dg_status on_reply(void *ctx, const struct dg_reply_event *e, struct
     (void)err;
     if (e->kind != DG_REPLY_CALL)
         return DG_OK;
+    const char *must = r->c->must_call;
+    r->called |= must && (!*must || (strlen(must) == e->n_name && memcmp(must, e->name, e->n_name) == 0));
     json_t *arguments = json_loadb(e->text, e->n, JSON_ALLOW_NUL, NULL);
     const json_t *function = find_tool(r->c->tools, e->name, e->n_name);
     const char *lacks = function && arguments ? missing(function, arguments) : NULL;
@@ -86,6 +89,9 @@ static enum dg_status read_turn(struct reading *r, const int32_t *ids, size_t n,
     DG_GO(dg_reply_stream_end(&s, err));
     for (size_t i = 0; i < s.reply.n_bad_calls; i++)
         respond(r, "unknown", 7, "the call cannot be read; write call:NAME{argument:value}", NULL);
+    if (r->c->must_call && !r->called && !s.reply.n_bad_calls)
+        respond(r, "unknown", 7, *r->c->must_call ? "answer with a call of the tool " : "answer with a call of one of the tools",
+                *r->c->must_call ? r->c->must_call : NULL);
 done:
     dg_reply_stream_deinit(&s);
     return st;

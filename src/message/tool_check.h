@@ -12,6 +12,8 @@
 struct dg_tool_check {
     const struct dg_tokenizer *t;
     const json_t *tools;
+    /* The turn must call this tool, "" = any; NULL = it need not call one. May be changed between turns. Borrowed. */
+    const char *must_call;
     bool in_thought; /* the prompt of the turn ended inside an open thought; may be changed between turns */
     int32_t response_open;
 };
@@ -23,7 +25,7 @@ void dg_tool_check_init(struct dg_tool_check *c, const struct dg_tokenizer *t, c
 struct dg_turn_check dg_tool_check_stage(struct dg_tool_check *c, const struct dg_gen *gen);
 
 /* Reads n ids as a reply. *invalid: calls that cannot be read, name no declared tool, have arguments that are no JSON object, or lack a
- * required one. feedback (may be NULL) gets one response with the reason for each, in the model's form. Errors: DG_E_LIMIT,
+ * required one; and a call that must be there and is not. feedback (may be NULL) gets one response with the reason for each, in the model's form. Errors: DG_E_LIMIT,
  * DG_E_NOMEM, DG_E_ARG for an id out of range. */
 enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *ids, size_t n, int32_t *invalid, struct dg_ids *feedback,
                                   struct dg_error *err) DG_MUST_CHECK;

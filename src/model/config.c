@@ -3,6 +3,7 @@
 #include "core/faults.h"
 #include "core/jsonr.h"
 #include "core/map.h"
+#include "pack/checkpoint.h"
 
 #include <jansson.h>
 #include <math.h>
@@ -10,7 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#define ORIGINAL "hf download google/diffusiongemma-26B-A4B-it"
+#define ORIGINAL "diffgemma download google/diffusiongemma-26B-A4B-it"
 
 /* A whole number of the file. */
 struct int_field {
@@ -483,6 +484,8 @@ enum dg_status dg_config_load(struct dg_config *c, const char *dir, struct dg_er
     struct dg_map text = {0}, gen = {0};
     struct stat sb;
     enum dg_status st;
+    if (stat(path, &sb) != 0)
+        return dg_checkpoint_explain(dir, "config.json", err);
     DG_GO(dg_map_open(&text, path, err));
     bool has_gen = stat(gen_path, &sb) == 0;
     if (has_gen)

@@ -50,7 +50,7 @@ struct dg_config {
 };
 
 /* Reads DIR/config.json and, where it exists, DIR/generation_config.json; checks every value's type and range.
- * Errors: DG_E_IO, DG_E_FORMAT, DG_E_UNSUPPORTED (another architecture: says what the folder holds and what to do; an activation,
+ * Errors: DG_E_IO, DG_E_FORMAT, DG_E_UNSUPPORTED (another architecture, or no config.json: says what the folder holds and what to do; an activation,
  * bias or rope type this engine does not compute). Every fault of a file is named in one error. */
 enum dg_status dg_config_load(struct dg_config *c, const char *dir, struct dg_error *err) DG_MUST_CHECK;
 /* The same from text in memory; gen may be NULL. Names are used in messages only. For tests and fuzzing. */

@@ -32,7 +32,7 @@ void dg_checkpoint_remedy(const char *dir, char *dst, size_t n) {
     if (!name || name == org || n_name == 0 || memchr(org, '/', (size_t)(name - org)))
         snprintf(dst, n, "download it again");
     else
-        snprintf(dst, n, "run: hf download %.*s/%.*s", (int)(name - org), org, (int)n_name, name + 2);
+        snprintf(dst, n, "run: diffgemma download %.*s/%.*s", (int)(name - org), org, (int)n_name, name + 2);
 }
 
 struct shards {
@@ -251,10 +251,10 @@ enum dg_status dg_checkpoint_explain(const char *dir, const char *missing, struc
     } kinds[] = {
         {".dgq.json", "a .dgq pack whose download is incomplete", true},
         {".dgq.bin", "a .dgq pack without its manifest, so it is not complete", true},
-        {".gguf", "a GGUF model; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it",
+        {".gguf", "a GGUF model; this engine reads safetensors checkpoints, e.g. diffgemma download google/diffusiongemma-26B-A4B-it",
          false},
         {".safetensors", "safetensors files, so the download is incomplete", true},
-        {".bin", "PyTorch weights; this engine reads safetensors checkpoints, e.g. hf download google/diffusiongemma-26B-A4B-it",
+        {".bin", "PyTorch weights; this engine reads safetensors checkpoints, e.g. diffgemma download google/diffusiongemma-26B-A4B-it",
          false},
         {".incomplete", "a download that did not finish", true},
     };

@@ -16,7 +16,7 @@ enum dg_status dg_checkpoint_add(struct dg_store *s, const char *dir, struct dg_
  * part of a download) and what to do. Never DG_OK: DG_E_IO or DG_E_UNSUPPORTED. */
 enum dg_status dg_checkpoint_explain(const char *dir, const char *missing, struct dg_error *err) DG_MUST_CHECK;
 
-/* "run: hf download org/name" where dir lies in a Hugging Face cache (.../models--org--name/...), else "download it again". */
+/* "run: diffgemma download org/name" where dir lies in a Hugging Face cache (.../models--org--name/...), else "download it again". */
 void dg_checkpoint_remedy(const char *dir, char *dst, size_t n);
 
 #endif

@@ -5,6 +5,8 @@
 #include "core/mem.h"
 #include "pack/checkpoint.h"
 #include "pack/hub.h"
+#include "pack/outdir.h"
+#include "pack/pack_read.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -16,8 +18,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MANIFEST "model.dgq.json"
-#define MANIFEST_MAX ((off_t)64 << 20)
+#define CONFIG_MAX ((off_t)16 << 20)
 #define OLD_SUFFIX ".part-old"
 
 enum dg_status dl_path(char dst[DL_PATH], const char *dir, const char *name, const char *suffix, struct dg_error *err) {
@@ -121,6 +122,7 @@ enum dg_status dl_locate(struct dl *d, struct dg_error *err) {
     if (n + sizeof OLD_SUFFIX + 1 > DL_PATH)
         return DG_FAIL(err, DG_E_LIMIT, "-o: the path is too long");
     snprintf(d->target, sizeof d->target, "%.*s", (int)n, d->o->dir);
+    DG_TRY(dg_outdir_check_place(d->target, err));
     snprintf(d->part, sizeof d->part, "%.*s" DL_PART, (int)n, d->o->dir);
     snprintf(d->old, sizeof d->old, "%.*s" OLD_SUFFIX, (int)n, d->o->dir);
     return DG_OK;
@@ -290,65 +292,32 @@ static enum dg_status name_files(struct dl *d, struct dg_error *err) {
     return DG_OK;
 }
 
-/* The manifest must name a blob that is there and long enough for every tensor that lies in it. */
-static enum dg_status check_manifest(const struct dl *d, const json_t *root, struct dg_error *err) {
-    char path[DL_PATH];
-    struct stat sb;
-    const json_t *tensors = json_object_get(root, "tensors"), *t;
-    const char *blob = json_string_value(json_object_get(root, "blob_file"));
-    json_int_t version = json_integer_value(json_object_get(root, "version"));
-    size_t i;
-    if (!json_is_array(tensors) || json_array_size(tensors) == 0 || !blob || version < 1 || version > 4)
-        return DG_FAIL(err, DG_E_FORMAT, "%s: " MANIFEST " is no manifest this engine reads (version %lld)", d->o->repo, (long long)version);
-    if (!dl_is_model_file(blob) || dl_path(path, d->part, blob, "", NULL) != DG_OK || stat(path, &sb) != 0)
-        return DG_FAIL(err, DG_E_FORMAT, "%s: " MANIFEST " names the blob %s, which the repository does not hold", d->o->repo,
-                       dg_clip(blob, strlen(blob)).s);
-    json_array_foreach(tensors, i, t) {
-        const json_t *source = json_object_get(t, "source");
-        const char *kind = json_string_value(json_object_get(source, "kind")), *name = json_string_value(json_object_get(t, "name"));
-        json_int_t at = json_integer_value(source ? json_object_get(source, "local_offset") : json_object_get(t, "offset"));
-        json_int_t n = json_integer_value(json_object_get(t, "byte_len"));
-        if (source && kind && strcmp(kind, "external") == 0)
-            continue;
-        if (at < 0 || n < 0 || at % 64 != 0 || n > (json_int_t)sb.st_size || at > (json_int_t)sb.st_size - n)
-            return DG_FAIL(err, DG_E_FORMAT, "%s: tensor %s does not lie in %s: the pack is damaged at its source", d->o->repo,
-                           name ? dg_clip(name, strlen(name)).s : "?", dg_clip(blob, strlen(blob)).s);
-    }
-    return DG_OK;
-}
-
-static json_t *load_json(const struct dl *d, const char *name, struct dg_error *err) {
+static enum dg_status check_config(const struct dl *d, struct dg_error *err) {
     char path[DL_PATH];
     struct stat sb;
     json_error_t je;
-    if (dl_path(path, d->part, name, "", err) != DG_OK)
-        return NULL;
-    json_t *j = stat(path, &sb) == 0 && sb.st_size <= MANIFEST_MAX ? json_load_file(path, 0, &je) : NULL;
-    if (!json_is_object(j)) {
-        DG_FAIL(err, DG_E_FORMAT, "%s: %s is what the hub lists, but not a JSON object this engine can read", d->o->repo, name);
-        json_decref(j);
-        return NULL;
-    }
-    return j;
+    DG_TRY(dl_path(path, d->part, "config.json", "", err));
+    json_t *j = stat(path, &sb) == 0 && sb.st_size <= CONFIG_MAX ? json_load_file(path, 0, &je) : NULL;
+    bool good = json_is_object(j);
+    json_decref(j);
+    return good ? DG_OK : DG_FAIL(err, DG_E_FORMAT, "it has no config.json that is a JSON object");
 }
 
 /* Headers and manifests only: the bytes themselves have their hashes. */
-static enum dg_status check_model(struct dl *d, struct dg_error *err) {
-    json_t *j = load_json(d, "config.json", err);
-    if (!j)
-        return err->code;
-    json_decref(j);
-    if (d->pack) {
-        if (!(j = load_json(d, MANIFEST, err)))
-            return err->code;
-        enum dg_status st = check_manifest(d, j, err);
-        json_decref(j);
-        return st;
-    }
+static enum dg_status check_weights(const struct dl *d, struct dg_error *err) {
     struct dg_store *s;
+    if (d->pack)
+        return dg_pack_check_own(d->part, err);
     DG_TRY(dg_store_open(&s, err));
     enum dg_status st = dg_checkpoint_add(s, d->part, NULL, err);
     dg_store_close(s);
+    return st;
+}
+
+static enum dg_status check_model(const struct dl *d, struct dg_error *err) {
+    enum dg_status st = check_config(d, err);
+    if (st == DG_OK)
+        st = check_weights(d, err);
     if (st != DG_OK)
         dg_error_prefix(err, "%s arrived as the hub lists it, but cannot be read", d->o->repo);
     return st;

@@ -100,15 +100,22 @@ static bool pick_snapshot(const char *repo, char best[PATH_BYTES], struct dg_err
     return found;
 }
 
+static char chosen_home[PATH_BYTES]; /* of dg_hub_use_home */
+
+enum dg_status dg_hub_use_home(const char *hf_home, struct dg_error *err) {
+    if (hf_home && strlen(hf_home) >= sizeof chosen_home)
+        return DG_FAIL(err, DG_E_ARG, "DGQ_HF_HOME: the path is too long");
+    snprintf(chosen_home, sizeof chosen_home, "%s", hf_home ? hf_home : "");
+    return DG_OK;
+}
+
 int dg_hub_roots(char root[DG_HUB_ROOTS_MAX][DG_HUB_PATH]) {
     int n = 0;
-    static const char *const vars[] = {"DGQ_HF_HOME", "HF_HOME"};
-    for (size_t i = 0; i < sizeof vars / sizeof *vars; i++) {
-        const char *v = getenv(vars[i]);
-        if (v && *v && snprintf(root[n], PATH_BYTES, "%s", v) < PATH_BYTES)
-            n++;
-    }
-    const char *home = getenv("HOME");
+    const char *hf = getenv("HF_HOME"), *home = getenv("HOME");
+    if (*chosen_home)
+        memcpy(root[n++], chosen_home, sizeof chosen_home);
+    if (hf && *hf && snprintf(root[n], PATH_BYTES, "%s", hf) < PATH_BYTES)
+        n++;
     if (home && *home && snprintf(root[n], PATH_BYTES, "%s/.cache/huggingface", home) < PATH_BYTES)
         n++;
     return n;
@@ -147,10 +154,10 @@ static enum dg_status resolve_repo(const char *id, char **dir_out, struct dg_err
         if (!*dir_out)
             st = DG_FAIL(err, DG_E_NOMEM, "out of memory");
     } else if (cached)
-        st = DG_FAIL(err, DG_E_ARG, "%s is in the cache, but no snapshot is complete (%s); run: hf download %s", id,
+        st = DG_FAIL(err, DG_E_ARG, "%s is in the cache, but no snapshot is complete (%s); run: diffgemma download %s", id,
                      why.code != DG_OK ? dg_error_text(&why) : "there is none", id);
     else
-        st = DG_FAIL(err, DG_E_ARG, "%s is neither a folder nor in the Hugging Face cache (%s%s%s%s%s); run: hf download %s", id,
+        st = DG_FAIL(err, DG_E_ARG, "%s is neither a folder nor in the Hugging Face cache (%s%s%s%s%s); run: diffgemma download %s", id,
                      n_roots > 0 ? root[0] : "no cache folder: HOME is not set", n_roots > 1 ? ", " : "",
                      n_roots > 1 ? root[1] : "", n_roots > 2 ? ", " : "", n_roots > 2 ? root[2] : "", id);
     dg_error_clear(&why);
@@ -168,7 +175,7 @@ static enum dg_status explain_file(const char *arg, struct dg_error *err) {
     if (got == 4 && memcmp(magic, "GGUF", 4) == 0)
         return DG_FAIL(
             err, DG_E_ARG,
-            "%s is a GGUF file; this engine reads safetensors checkpoints: hf download google/diffusiongemma-26B-A4B-it", c.s);
+            "%s is a GGUF file; this engine reads safetensors checkpoints: diffgemma download google/diffusiongemma-26B-A4B-it", c.s);
     return DG_FAIL(err, DG_E_ARG, "%s is a file; give the folder that holds config.json and the weights, or a repo id (org/name)",
                    c.s);
 }

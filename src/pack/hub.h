@@ -4,9 +4,12 @@
 
 #include "core/status.h"
 
-/* arg is a folder, used as it is, or a repo id ("org/name"): then the snapshot in the cache, searched in $DGQ_HF_HOME, $HF_HOME
- * and
- * ~/.cache/huggingface in this order, each as hub/models--org--name/snapshots/REV or without the "hub/". The revision that
+/* The folder a user's switch names (flags.hf_home), searched before all others from then on; NULL or "" = none. Copied. Called before other
+ * threads start. Errors: DG_E_ARG when the path is too long. */
+enum dg_status dg_hub_use_home(const char *hf_home, struct dg_error *err) DG_MUST_CHECK;
+
+/* arg is a folder, used as it is, or a repo id ("org/name"): then the snapshot in the cache, searched in the folder of dg_hub_use_home, in
+ * $HF_HOME and ~/.cache/huggingface in this order, each as hub/models--org--name/snapshots/REV or without the "hub/". The revision that
  * refs/main names is preferred, else the newest. A snapshot without config.json or with a missing or cut weight file is never
  * chosen. *dir_out: the folder, owned by the caller (dg_free); NULL on failure. Any thread, as long as no one changes the
  * environment. Errors: DG_E_ARG when nothing fits: the message says what arg is, where was searched, and the exact download

@@ -1,13 +1,16 @@
 #include "pack/outdir.h"
 
 #include "core/map.h"
+#include "pack/manifest.h"
 #include "pack/stream.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
+#include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -65,10 +68,41 @@ static bool sweep(int fd, bool remove) {
     return only_ours;
 }
 
+static bool holds_model(const char *dir) {
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json", DG_MANIFEST_NAME, DG_MANIFEST_BLOB};
+    char path[PATH_MAX + 64];
+    struct stat sb;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (snprintf(path, sizeof path, "%s/%s", dir, names[i]) < (int)sizeof path && stat(path, &sb) == 0)
+            return true;
+    return false;
+}
+
+enum dg_status dg_outdir_check_place(const char *out, struct dg_error *err) {
+    char parent[DG_OUTDIR_PATH], real[PATH_MAX];
+    if (strlen(out) >= sizeof parent)
+        return DG_FAIL(err, DG_E_ARG, "the output's path is too long");
+    memcpy(parent, out, strlen(out) + 1);
+    /* folders on the way that are not there yet may be made later */
+    char *up = dirname(parent);
+    while (!realpath(up, real)) {
+        if (strcmp(up, ".") == 0 || strcmp(up, "/") == 0)
+            return DG_OK;
+        up = dirname(up);
+    }
+    for (char *slash; !holds_model(real); *slash = 0) {
+        slash = strrchr(real, '/');
+        if (!slash || slash == real)
+            return DG_OK;
+    }
+    return DG_FAIL(err, DG_E_ARG, "the output %s would lie inside the model folder %s: give another place", out, real);
+}
+
 enum dg_status dg_outdir_open(struct dg_outdir *d, const char *out, struct dg_error *err) {
     struct stat sb;
     d->fd = -1;
     DG_TRY(set_paths(d, out, err));
+    DG_TRY(dg_outdir_check_place(d->final, err));
     if (lstat(d->final, &sb) == 0)
         return DG_FAIL(err, DG_E_ARG, "%s exists already: give another output or remove it", d->final);
     if (mkdir(d->part, 0777) != 0 && errno != EEXIST)

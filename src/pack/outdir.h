@@ -15,7 +15,10 @@ struct dg_outdir {
     int fd; /* of OUT.part, locked; -1 = not open */
 };
 
-/* Starts OUT. Errors: DG_E_ARG when OUT exists, its parent does not, or another run is writing it; DG_E_IO. */
+/* Refuses a folder that would lie inside a model's (one with weights or a manifest), however far down and through whatever links: the source
+ * of a conversion must not change under it, and what is deleted with a model is that model. Errors: DG_E_ARG. */
+enum dg_status dg_outdir_check_place(const char *out, struct dg_error *err) DG_MUST_CHECK;
+/* Starts OUT. Errors: DG_E_ARG when OUT exists, its parent does not, it lies inside a model's folder, or another run is writing it; DG_E_IO. */
 enum dg_status dg_outdir_open(struct dg_outdir *d, const char *out, struct dg_error *err) DG_MUST_CHECK;
 /* Fails with the figures when `bytes` more do not fit the file system. */
 enum dg_status dg_outdir_space(const struct dg_outdir *d, uint64_t bytes, struct dg_error *err) DG_MUST_CHECK;

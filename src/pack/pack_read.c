@@ -164,16 +164,39 @@ enum dg_status dg_pack_add_tensors(struct dg_store *s, const struct dg_manifest 
     return st == DG_OK ? dg_store_sort(s, err) : st;
 }
 
-enum dg_status dg_pack_add(struct dg_store *s, const char *dir, struct dg_error *err) {
-    struct dg_manifest m;
-    DG_TRY(dg_manifest_load(&m, dir, err));
+static enum dg_status add(struct dg_store *s, const struct dg_manifest *m, const char *dir, struct dg_error *err) {
     struct dg_pack_files *f = dg_calloc(1, sizeof *f);
-    enum dg_status st = f ? dg_pack_map_files(s, &m, dir, f, err) : DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    enum dg_status st = f ? dg_pack_map_files(s, m, dir, f, err) : DG_FAIL(err, DG_E_NOMEM, "out of memory");
     if (st == DG_OK)
-        st = dg_pack_add_tensors(s, &m, f, err);
+        st = dg_pack_add_tensors(s, m, f, err);
     if (st != DG_OK)
         dg_error_prefix(err, "%s", dir);
     dg_free(f);
+    return st;
+}
+
+enum dg_status dg_pack_add(struct dg_store *s, const char *dir, struct dg_error *err) {
+    struct dg_manifest m;
+    DG_TRY(dg_manifest_load(&m, dir, err));
+    enum dg_status st = add(s, &m, dir, err);
+    dg_manifest_deinit(&m);
+    return st;
+}
+
+enum dg_status dg_pack_check_own(const char *dir, struct dg_error *err) {
+    struct dg_manifest m;
+    struct dg_store *s = NULL;
+    size_t n = 0;
+    DG_TRY(dg_manifest_load(&m, dir, err));
+    for (size_t i = 0; i < m.n_tensors; i++)
+        if (m.tensor[i].source != DG_SOURCE_EXTERNAL)
+            m.tensor[n++] = m.tensor[i];
+    m.n_tensors = n;
+    m.n_external = 0;
+    enum dg_status st = n ? dg_store_open(&s, err) : DG_OK;
+    if (st == DG_OK && n)
+        st = add(s, &m, dir, err);
+    dg_store_close(s);
     dg_manifest_deinit(&m);
     return st;
 }

@@ -17,6 +17,9 @@ bool dg_pack_is(const char *dir);
  * the download command). */
 enum dg_status dg_pack_add(struct dg_store *s, const char *dir, struct dg_error *err) DG_MUST_CHECK;
 
+/* Reads the manifest and the blob's size as dg_pack_add does; files of other models, which a layered pack refers to, are not looked for. */
+enum dg_status dg_pack_check_own(const char *dir, struct dg_error *err) DG_MUST_CHECK;
+
 /* The steps of dg_pack_add, for tools that need the manifest too and for fuzzing. map: maps the blob and the external files;
  * blob, external[n_external]: their numbers in the store. add: the rows; the manifest may be dropped afterwards. */
 struct dg_pack_files {

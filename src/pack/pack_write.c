@@ -1,6 +1,7 @@
 #include "pack/pack_write.h"
 
 #include "core/mem.h"
+#include "pack/pack_read.h"
 #include "pack/policy.h"
 
 #include <errno.h>
@@ -140,6 +141,43 @@ done:
         close(fd);
     dg_buf_deinit(&text);
     return st;
+}
+
+enum dg_status dg_base_init(struct dg_base *b, const struct dg_store *store, struct dg_manifest *m, struct dg_error *err) {
+    size_t n = (size_t)dg_store_files(store);
+    *b = (struct dg_base){store, dg_calloc(n, sizeof *b->external_of), dg_calloc(n, sizeof *b->sha256)};
+    m->external = dg_calloc(n, sizeof *m->external);
+    if (!b->external_of || !b->sha256 || !m->external)
+        return DG_FAIL(err, DG_E_NOMEM, "out of memory");
+    for (size_t i = 0; i < n; i++)
+        b->external_of[i] = -1;
+    return DG_OK;
+}
+
+void dg_base_deinit(struct dg_base *b) {
+    dg_free(b->external_of);
+    dg_free(b->sha256);
+    *b = (struct dg_base){0};
+}
+
+enum dg_status dg_base_refer(struct dg_base *b, struct dg_manifest *m, struct dg_manifest_tensor *t, const struct dg_tensor *from,
+                             struct dg_error *err) {
+    size_t size;
+    const uint8_t *bytes = dg_store_bytes(b->store, from->file, &size);
+    int *x = &b->external_of[from->file];
+    if (*x < 0) {
+        const char *path = dg_store_path(b->store, from->file), *name = strrchr(path, '/');
+        DG_TRY(dg_pack_header_sha256(bytes, size, b->sha256[m->n_external], err));
+        *x = m->n_external++;
+        struct dg_manifest_external *e = &m->external[*x];
+        e->key = e->path = name ? name + 1 : path;
+        e->size = size;
+        e->sha256 = b->sha256[*x];
+    }
+    t->source = DG_SOURCE_EXTERNAL;
+    t->external = (uint16_t)*x;
+    t->at = (uint64_t)(from->data - bytes);
+    return DG_OK;
 }
 
 enum dg_status dg_sources_open(struct dg_sources *s, const struct dg_store *store, struct dg_error *err) {

@@ -21,6 +21,20 @@ void dg_pack_place_local(struct dg_manifest *m);
 enum dg_status dg_pack_write(struct dg_outdir *d, struct dg_manifest *m, struct dg_stream_item *items, const struct dg_stream_opts *opts,
                              struct dg_error *err) DG_MUST_CHECK;
 
+/* A base checkpoint under a layered pack: its files become the manifest's external files as tensors refer to them. */
+struct dg_base {
+    const struct dg_store *store;
+    int *external_of;   /* by file number of the store, -1 = none yet */
+    char (*sha256)[65]; /* of the externals, which borrow it */
+};
+/* store is borrowed, and so are its paths by the manifest. Owner: the caller, dg_base_deinit (zeroed is allowed), after the manifest's last use.
+ * Errors: DG_E_NOMEM. */
+enum dg_status dg_base_init(struct dg_base *b, const struct dg_store *store, struct dg_manifest *m, struct dg_error *err) DG_MUST_CHECK;
+void dg_base_deinit(struct dg_base *b);
+/* Makes t a reference to the bytes of `from`, a tensor of the store. Errors: DG_E_FORMAT. */
+enum dg_status dg_base_refer(struct dg_base *b, struct dg_manifest *m, struct dg_manifest_tensor *t, const struct dg_tensor *from,
+                             struct dg_error *err) DG_MUST_CHECK;
+
 /* Files of a store, opened for streaming. */
 struct dg_sources {
     int n;

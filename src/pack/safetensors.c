@@ -231,7 +231,7 @@ static const char *known_stranger(const uint8_t *p, size_t n) {
         const char *magic, *what;
     } known[] = {
         {"version https://git-lfs",
-         "it is a Git LFS pointer, not the weights: run `git lfs pull`, or fetch them with `hf download`"},
+         "it is a Git LFS pointer, not the weights: run `git lfs pull`, or fetch them with `diffgemma download`"},
         {"GGUF", "it is a GGUF file; this engine reads safetensors checkpoints"},
         {"PK\x03\x04", "it is a zip archive (a PyTorch file?); this engine reads safetensors checkpoints"},
         {"<!DOCTYPE", "it is a web page, not the weights: download it again"},

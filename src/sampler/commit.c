@@ -9,6 +9,7 @@ const char *dg_turn_end_name(enum dg_turn_end e) {
     case DG_END_BLANK: return "blank";
     case DG_END_REPEAT: return "repeat";
     case DG_END_LENGTH: return "length";
+    case DG_END_BLOCKS: return "blocks";
     }
     return "unknown";
 }
@@ -102,9 +103,9 @@ bool dg_commit_room(int64_t ctx, int64_t pos, int32_t canvas) { return pos >= 0 
 
 enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct dg_commit_turn *t, int64_t budget, int64_t ctx,
                                 int64_t pos) {
-    if (t->kept >= budget || t->blocks >= dg_commit_blocks_max(budget, p->canvas) || !dg_commit_room(ctx, pos, p->canvas))
+    if (t->kept >= budget || !dg_commit_room(ctx, pos, p->canvas))
         return DG_END_LENGTH;
-    return DG_END_NONE;
+    return t->blocks >= dg_commit_blocks_max(budget, p->canvas) ? DG_END_BLOCKS : DG_END_NONE;
 }
 
 /* Cuts at the first stop of rows [0, n) that counts. */

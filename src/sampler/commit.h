@@ -48,9 +48,10 @@ enum dg_turn_end {
     DG_END_STOP,     /* a stop token */
     DG_END_BLANK,    /* ws-guard: a block of white space or padding; or a long run of padding */
     DG_END_REPEAT,   /* one token too often in a row */
-    DG_END_LENGTH    /* the token budget, the blocks or the context are used up */
+    DG_END_LENGTH,   /* the token budget or the context is used up */
+    DG_END_BLOCKS    /* its blocks are used up, since too many were trimmed, and neither budget nor context is */
 };
-/* "none", "stop", "blank", "repeat", "length"; and the finish reason a client sees: "stop" for a stop and a blank block, "length"
+/* "none", "stop", "blank", "repeat", "length", "blocks"; and the finish reason a client sees: "stop" for a stop and a blank block, "length"
  * for what was cut, "" while the turn goes on. String literals. */
 const char *dg_turn_end_name(enum dg_turn_end e);
 const char *dg_turn_end_finish(enum dg_turn_end e);
@@ -90,8 +91,8 @@ bool dg_commit_call_open(const int32_t *ids, int32_t n, int32_t open, int32_t cl
 int64_t dg_commit_blocks_max(int64_t tokens, int32_t canvas);
 /* Whether a whole canvas fits behind pos positions of a context of ctx: denoising needs room for all of it, whatever is kept. */
 bool dg_commit_room(int64_t ctx, int64_t pos, int32_t canvas);
-/* Before a block: DG_END_LENGTH when budget tokens or their blocks are used up or the context has no room for a canvas at pos
- * (the positions in the cache), else DG_END_NONE. budget: tokens of the turn. */
+/* Before a block: DG_END_LENGTH when budget tokens are used up or the context has no room for a canvas at pos (the positions in the
+ * cache), DG_END_BLOCKS when else the blocks for the budget are, else DG_END_NONE. budget: tokens of the turn. */
 enum dg_turn_end dg_commit_next(const struct dg_commit_policy *p, const struct dg_commit_turn *t, int64_t budget, int64_t ctx,
                                 int64_t pos);
 

@@ -1,5 +1,6 @@
 #!/bin/sh
 # chat as its user meets it: through a pipe, and on a terminal of 80x24 and 40x10 held by tmux.
+# alone
 work=$(mktemp -d) || exit 1
 server=dg$$
 export LC_ALL=C.UTF-8
@@ -144,6 +145,52 @@ has "tools: call and result are on standard error" "$work/err" 'call get_weather
 rm "$work/ran"
 printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json"
 if [ -e "$work/ran" ]; then bad "tools: nothing runs unasked" "it ran"; else has "tools: nothing runs unasked" "$work/err" "--yes"; fi
+# calls that lack a required argument: validator and repair, by option and by switch
+sed 's/"required": \["city"\]/"required": ["city", "unit"]/' "$work/tools.json" >"$work/strict.json"
+ask_strict() { printf 'What is the weather in Paris?\n' | talk --harness "$work/strict.json" --yes --tool-rounds 1 --steps 12 "$@"; }
+ask_strict --tool-retries 1
+has "tools: --tool-retries" "$work/err" "1 invalid tool call: the turn is generated again with the next seed" "no attempt is left, the turn stands"
+DGQ_TOOL_VALIDATE=1
+export DGQ_TOOL_VALIDATE
+ask_strict
+has "tools: DGQ_TOOL_VALIDATE" "$work/err" "1 invalid tool call: the turn is generated again with the next seed"
+ask_strict --tool-retries 0
+if grep -q 'invalid tool call' "$work/err"; then bad "tools: --tool-retries 0 before the switch" "it was checked"; else ok "tools: --tool-retries 0 before the switch"; fi
+unset DGQ_TOOL_VALIDATE
+ask_strict --tool-repair
+has "tools: --tool-repair" "$work/err" "1 invalid tool call: repaired in a draft"
+DGQ_TOOL_REPAIR=1
+export DGQ_TOOL_REPAIR
+ask_strict
+has "tools: DGQ_TOOL_REPAIR" "$work/err" "1 invalid tool call: repaired in a draft"
+unset DGQ_TOOL_REPAIR
+# --tool-choice is obeyed or refused, never passed over (B16)
+rm -f "$work/ran"
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice none
+if [ -e "$work/ran" ] || grep -q 'call get_weather' "$work/err"; then bad "tools: --tool-choice none" "it called"; else same "tools: --tool-choice none" 0 "$(status)"; fi
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice required
+same "tools: --tool-choice required" "0:The weather in Paris is rainy, 7 C." "$(status):$(cat "$work/out")"
+printf 'What is the weather in Paris?\n' | talk --harness "$work/tools.json" --yes --tool-choice get_weather
+same "tools: --tool-choice NAME" "0:The weather in Paris is rainy, 7 C." "$(status):$(cat "$work/out")"
+rm -f "$work/ran"
+printf 'What is the weather in Paris?\n/stats\n' | talk --harness "$work/tools.json" --tool 'other:Something else.=echo' --yes --tool-choice other --steps 12
+same "tools: a required call that does not come" 1 "$(status)"
+has "tools: is tried again and then refused" "$work/err" "1 invalid tool call: the turn is generated again" "does not call other, so it is not kept" \
+    "conversation: 1 messages"
+if [ -e "$work/ran" ]; then bad "tools: the wrong call does not run" "it ran"; else ok "tools: the wrong call does not run"; fi
+printf 'Hello!\n' | talk --tool-choice required
+same "tools: a choice without tools" 2 "$(status)"
+printf 'Hello!\n' | talk --harness "$work/tools.json" --tool-choice nothing
+same "tools: a choice of no tool" 2 "$(status)"
+# what is reused of the cache
+reuse() { printf 'What is the capital of Norway?\n/stats\nWhat is the capital of Peru?\n/stats\n' | DGQ_KV_REUSE=$1 $chat --steps 6 2>&1 >"$work/out$1" |
+    sed -n 's/.*prompt \([0-9]*\) tokens, \([0-9]*\) computed/\1 \2/p' | tail -n 1; }
+with=$(reuse 1) without=$(reuse 0)
+if [ "${with#* }" -lt "${with% *}" ] && [ "${without#* }" -ge "${without% *}" ] && cmp -s "$work/out0" "$work/out1"; then
+    ok "DGQ_KV_REUSE: the same replies, ${with#* } tokens computed of a prompt of ${with% *}, ${without#* } without"
+else
+    bad "DGQ_KV_REUSE" "with '$with', without '$without', $(cat "$work/out0" "$work/out1" | tr '\n' '|')"
+fi
 printf 'Hello!\n' | talk --harness "$work/none.json"
 same "tools: a harness that is not there" 1 "$(status)"
 printf 'Hello!\n' | talk --tool nonsense
@@ -184,9 +231,9 @@ END
     tm -u -f /dev/null new-session -d -x "$1" -y "$2" "sh '$work/run'"
 }
 screen() { tm capture-pane -p >"$work/screen" 2>/dev/null; }
-wait_for() { # NAME PATTERN: the screen holds it within a minute
+wait_for() { # NAME PATTERN [ROWS]: the screen, or its last ROWS with text, holds it within a minute
     tries=0
-    until screen && grep -qE -e "$2" "$work/screen"; do
+    until screen && grep . "$work/screen" | tail -n "${3:-1000}" | grep -qE -e "$2"; do
         tries=$((tries + 1))
         [ $tries -gt 600 ] && { bad "$1" "no /$2/ on the screen: $(tr '\n' '|' <"$work/screen")"; return 1; }
         sleep 0.1
@@ -203,8 +250,9 @@ terminal() { # WIDTH HEIGHT STATUS-PATTERN OPTIONS
     keys -l "What is the capital of Norwax?"
     keys Left BSpace y Enter
     wait_for "$at: an edited line is answered" '^Oslo$'
+    wait_for "$at: the prompt after it" "$prompt" || return
     keys Up
-    wait_for "$at: history" '^> What is the capital of Norway\?$'
+    wait_for "$at: history" '^> What is the capital of Norway\?$' 1
     keys C-c
     wait_for "$at: Ctrl-C clears the line" 'Ctrl-C once more'
     keys -l "Tell me a story about a cat."
@@ -302,4 +350,22 @@ if wait_for "terminal: a chat with tools" "$prompt"; then
     wait_for "terminal: Ctrl-C at the prompt" 'Ctrl-C once more'
     keys C-c
     wait_for "terminal: twice leaves" 'status 0'
+fi
+
+# An interrupt between two waits for input is not lost. (a command's work is such a moment)
+start 80 24 "$chat"
+if wait_for "terminal: a chat of quick commands" "$prompt"; then
+    lost=0
+    for i in 1 2 3 4 5 6 7 8; do
+        keys -l "/stats"
+        keys Enter
+        keys C-c
+        wait_for "quick" 'Ctrl-C once more' >"$work/quick"
+        grep -q '^ok' "$work/quick" || lost=$((lost + 1))
+        keys -l "/seed $i"
+        keys Enter
+        wait_for "quick" "next seed $i" >"$work/quick"
+        keys -R
+    done
+    same "terminal: interrupts lost behind a command" 0 $lost
 fi

@@ -207,7 +207,7 @@ answers "the largest seed" 90 ask -p "$sum" --seed 18446744073709551615
 
 # ---- no such model ----
 refused "a folder that is not there" 2 "nowhere" ask -p a -m ./nowhere
-HF_HOME=$work refused "a repo that is not downloaded" 2 "hf download org/name" ask -p a -m org/name
+HF_HOME=$work refused "a repo that is not downloaded" 2 "diffgemma download org/name" ask -p a -m org/name
 mkdir -p empty other
 refused "an empty folder" 1 "no config.json" ask -p a -m empty
 refused "the same from summary" 1 "no config.json" summary -m empty
@@ -315,12 +315,92 @@ refused "tokenize: an id outside the vocabulary" 2 "99999" tokenize -d -p 99999
 refused "tokenize: no such file" 1 "nowhere" tokenize nowhere
 refused "tokenize: not UTF-8" 2 "UTF-8" tokenize -p "$(printf '\377')"
 
+# ---- Ctrl-C while the model is loaded ----
+# the note on the bundled model is written at the beginning of it; the program is held there so that the signal comes during the loading
+loading() { # NAME STATUS SIGNAL COMMAND...
+    name=$1 want=$2 signal=$3
+    shift 3
+    rm -f fifo && mkfifo fifo && : >"$err"
+    timeout 60 env --default-signal=INT "$dg" "$@" <fifo >"$out" 2>"$err" &
+    pid=$!
+    exec 8>fifo
+    i=0
+    until grep -q "$bundled" "$err" || [ $i -gt 5000 ]; do i=$((i + 1)); done
+    child=$(pgrep -P $pid)
+    kill -STOP "$child"
+    start=$(date +%s)
+    kill -"$signal" "$child"
+    kill -CONT "$child"
+    wait $pid
+    status=$?
+    exec 8>&-
+    took=$(($(date +%s) - start))
+    if [ $status -eq "$want" ] && [ $took -le 3 ]; then pass "$name"; else miss "$name" "status $status after $took s"; fi
+}
+if command -v pgrep >/dev/null && env --default-signal=INT true 2>/dev/null; then
+    for n in 1 2 3; do
+        loading "Ctrl-C while a chat loads its model, $n" 130 INT chat
+        loading "Ctrl-C while a question's model is loaded, $n" 130 INT ask -p "$story"
+    done
+    loading "SIGTERM while a chat loads its model" 143 TERM chat
+else
+    echo "ok - Ctrl-C while a model is loaded # SKIP no pgrep, or an env without --default-signal"
+fi
+
+# ---- what cut an answer ----
+for o in max-tokens steps ctx; do
+    refused "--$o 0" 2 "--$o 0: give a whole number from 1" ask -p a --$o 0
+done
+for o in max-tokens steps think-max; do
+    refused "chat --$o 0" 2 "--$o 0: give a whole number from 1" chat --$o 0
+done
+cut_by() { # NAME TEXT END ARG...: what stderr says, and what --json gives as end
+    name=$1 text=$2 end=$3
+    shift 3
+    go ask "$@"
+    said | grep -qF -e "the answer was cut: $text" || { miss "$name" "no word of '$text'"; return; }
+    go ask --json "$@"
+    if grep -q "\"end\":\"$end\"" "$out" && grep -q '"finish_reason":"length"' "$out"; then pass "$name"; else miss "$name" "not '$end'"; fi
+}
+cut_by "the tokens are used up" "--max-tokens is used up" length -p "$story" -n 5 --steps 2
+cut_by "the context is full" "the context is full" length -p "$story" --ctx 90 --steps 2
+DGQ_COMMIT_CONF_HARD=1
+export DGQ_COMMIT_CONF_HARD
+cut_by "the blocks are used up" "too many of its blocks were trimmed" blocks -p "$story" -n 50 --steps 4
+unset DGQ_COMMIT_CONF_HARD
+
+# ---- the detector of delimiters that do not match (A14) ----
+# a story stopped after three steps has doubled words and odd quotes; an answer that converged has none
+DGQ_DELIM_CHECK=1 DGQ_DELIM_CHECK_JSONL=$work/delims
+export DGQ_DELIM_CHECK DGQ_DELIM_CHECK_JSONL
+go ask -p "$story" --steps 3
+if [ "$status" -eq 0 ] && said | grep -q 'delimiters: .* doubled words in'; then pass "DGQ_DELIM_CHECK: a reply that did not converge"; else miss "DGQ_DELIM_CHECK" "status $status"; fi
+go ask -p "$sum"
+if [ "$status" -eq 0 ] && ! said | grep -q delimiters; then pass "DGQ_DELIM_CHECK: one that did"; else miss "DGQ_DELIM_CHECK: an answer" "status $status"; fi
+printf '%s\n%s\n' "$story" "$sum" | timeout 300 "$dg" chat --steps 3 --seed 7 >"$out" 2>"$err"
+if [ "$(grep -c '"seed":"42"' delims)" -eq 2 ] && [ "$(grep -c '"seed":"[78]"' delims)" -eq 2 ] && [ "$(grep -vc '"doubled":0' delims)" -eq 2 ] &&
+    [ "$(grep -c 'diffgemma chat: delimiters' "$err")" -eq 1 ]; then
+    pass "DGQ_DELIM_CHECK_JSONL: a line a reply"
+else
+    miss "DGQ_DELIM_CHECK_JSONL" "$(cat delims)"
+fi
+unset DGQ_DELIM_CHECK
+DGQ_DELIM_CHECK_JSONL=/dev/full
+go ask -p "$sum"
+if [ "$status" -eq 1 ] && said | grep -q 'DGQ_DELIM_CHECK_JSONL: cannot append'; then pass "DGQ_DELIM_CHECK_JSONL: a full disk is told"; else miss "DGQ_DELIM_CHECK_JSONL: a full disk" "status $status"; fi
+unset DGQ_DELIM_CHECK_JSONL
+
 # ---- config, summary, step-parity ----
 go config
 "$look" json "$out" vocab_size hidden_size canvas_length sliding_window layers.2.head_dim layers.2.num_key_value_heads layers.0.type stop_token_ids >fields
 [ "$status" -eq 0 ] && [ "$(tr '\n' ' ' <fields)" = "4096 256 64 128 128 1 sliding_attention [1,106,50] " ] && pass "config" || miss "config" "$(tr '\n' ' ' <fields)"
 go summary
 [ "$status" -eq 0 ] && grep -q '14639104 parameters' "$out" && grep -q '16 experts of 128, 4 a token' "$out" && pass "summary" || miss "summary" "status $status"
+cache() { sed -n 's/.*KV cache at context \([0-9]*\): \([0-9.]*\) MiB.*/\1 \2/p' "$out"; }
+big=$(cache)
+DGQ_KV_RING=512 go summary
+[ "${big% *}" = "$(cache | cut -d ' ' -f 1)" ] && [ "$(echo "${big#* } $(cache | cut -d ' ' -f 2)" | awk '{ print ($1 > 2 * $2) }')" = 1 ] &&
+    pass "summary: the cache of a smaller ring ($big, $(cache))" || miss "summary: the ring" "$big, $(cache)"
 go step-parity -p "$sum" --dump dump
 if [ "$status" -eq 0 ] && grep -q '^logits .*argmax 64 of 64 equal' "$out" && [ "$(grep -c '^layer[0-5].out' "$out")" -eq 6 ]; then
     pass "step-parity compares every layer and the logits"

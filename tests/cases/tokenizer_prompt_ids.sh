@@ -1,4 +1,5 @@
 # The ids of every rendered template vector, with the full-size tokenizer that tokenizer_big.sh (which runs before) left behind.
+# alone
 file=$DG_ROOT/.cache/tokenizer/tokenizer.json
 if [ ! -f "$file" ]; then
     echo "ok - ids of the template vectors # SKIP the full-size tokenizer could not be built"

@@ -1,6 +1,6 @@
 /* A hub on loopback that misbehaves on request, for tests/cases/download.sh.
  *
- *   hub_server make DIR             writes the folders it serves: DIR/ckpt, DIR/pack, DIR/packbad
+ *   hub_server make DIR             writes the folders it serves: DIR/ckpt, DIR/pack, DIR/packbad, DIR/packover
  *   hub_server serve DIR PORTS LOG  serves them; PORTS gets "hub-port cdn-port", LOG a line per request: port, path, range, token
  *
  * A repository is named kind/behaviour: t/ serves the checkpoint, p/ the pack, x/ the damaged pack; what the behaviours do is in the table
@@ -39,7 +39,7 @@ struct folder {
     int n;
 };
 
-static struct folder ckpt, pack, packbad;
+static struct folder ckpt, pack, packbad, packover;
 static int hub_port, cdn_port;
 static FILE *request_log;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -112,19 +112,23 @@ static void make(const char *root) {
     mk_put(dir, "README.md", text, sizeof text - 1);
     mk_put(dir, "model-q4.gguf", text, sizeof text - 1);
     mk_put(dir, "consolidated.safetensors", text, sizeof text - 1);
-    for (int bad = 0; bad < 2; bad++) {
+    /* a sound pack, one with a tensor beyond its blob, one that lies over a model which nobody has */
+    static const char *const packs[] = {"pack", "packbad", "packover"};
+    for (int i = 0; i < 3; i++) {
         static uint8_t blob[200000];
+        static const char base[] = "\"base_model\": {\"repo\": \"no/body\", \"revision\": \"r1\"}, \"external_files\": {\"s\": {\"role\": "
+                                   "\"hf_safetensors\", \"path\": \"s.safetensors\", \"expected_size\": 1000}}, ";
         char manifest[1024];
-        const char *name = bad ? "packbad" : "pack";
-        for (size_t i = 0; i < sizeof blob; i++)
-            blob[i] = (uint8_t)(i * 2654435761u >> 13);
+        for (size_t k = 0; k < sizeof blob; k++)
+            blob[k] = (uint8_t)(k * 2654435761u >> 13);
         snprintf(manifest, sizeof manifest,
-                 "{\"version\": 1, \"profile\": \"q4\", \"source_model\": \"t\", \"blob_file\": \"model.dgq.bin\", \"tensors\": [{\"name\": \"a\", "
-                 "\"kind\": \"raw\", \"dtype\": \"BF16\", \"shape\": [100], \"offset\": 0, \"byte_len\": 200}, {\"name\": \"b\", \"kind\": \"raw\", "
-                 "\"dtype\": \"BF16\", \"shape\": [1000], \"offset\": %zu, \"byte_len\": 2000}]}\n",
-                 (sizeof blob - 2000) / 64 * 64 + (bad ? 64 : 0));
-        mk_mkdir(root, name);
-        snprintf(dir, sizeof dir, "%s/%s", root, name);
+                 "{\"version\": %d, \"profile\": \"q4\", \"source_model\": \"t\", \"blob_file\": \"model.dgq.bin\", %s\"tensors\": [{\"name\": "
+                 "\"a\", \"kind\": \"raw\", \"dtype\": \"BF16\", \"shape\": [100], \"offset\": 0, \"byte_len\": 200%s}, {\"name\": \"b\", "
+                 "\"kind\": \"raw\", \"dtype\": \"BF16\", \"shape\": [1000], \"offset\": %zu, \"byte_len\": 2000%s}]}\n",
+                 i == 2 ? 3 : 1, i == 2 ? base : "", i == 2 ? ", \"source\": {\"kind\": \"external\", \"file\": \"s\", \"offset\": 800}" : "",
+                 (sizeof blob - 2000) / 64 * 64 + (i == 1 ? 64 : 0), i == 2 ? ", \"source\": {\"kind\": \"local\", \"local_offset\": 128}" : "");
+        mk_mkdir(root, packs[i]);
+        snprintf(dir, sizeof dir, "%s/%s", root, packs[i]);
         mk_put(dir, "config.json", c.config, strlen(c.config));
         mk_put(dir, "tokenizer.json", tok, sizeof tok - 1);
         mk_put(dir, "model.dgq.json", manifest, strlen(manifest));
@@ -393,7 +397,7 @@ static bool answer(struct conn *c) {
     const char *rest = split_repo(c->path + (list ? strlen(api) : from_cdn ? strlen(cdn) : 1), repo, how);
     if (!rest)
         return status(c, "404 Not Found", "");
-    struct folder *o = repo[0] == 'p' ? &pack : repo[0] == 'x' ? &packbad : &ckpt;
+    struct folder *o = repo[0] == 'p' ? &pack : repo[0] == 'x' ? &packbad : repo[0] == 'o' ? &packover : &ckpt;
     if (list) {
         pthread_mutex_lock(&lock);
         int nth = repo_of(repo)->lists++;
@@ -503,6 +507,7 @@ int main(int argc, char **argv) {
     load(&ckpt, argv[2], "ckpt");
     load(&pack, argv[2], "pack");
     load(&packbad, argv[2], "packbad");
+    load(&packover, argv[2], "packover");
     request_log = fopen(argv[4], "w");
     struct door hub, cdn;
     hub.fd = listen_on_loopback(&hub_port);

@@ -2,6 +2,7 @@
  * memory. Prints TAP, then the worst figures. The variants are the same in every run. */
 #include "convert/quantize.h"
 #include "core/mem.h"
+#include "pack/hub.h"
 #include "pack/manifest.h"
 #include "support/attempt.h"
 #include "support/mkckpt.h"
@@ -186,7 +187,8 @@ int main(void) {
     snprintf(snapshot, sizeof snapshot, "%s/hub/models--o--b/snapshots/r", x.root);
     mk_write(&c, snapshot, 2);
     mk_free(&c);
-    setenv("DGQ_HF_HOME", x.root, 1);
+    if (dg_hub_use_home(x.root, &err) != DG_OK)
+        return 1;
     for (int layered = 0; layered < 2; layered++) {
         struct dg_quantize_opts o = {.source = snapshot, .out = out, .overlay = layered};
         struct dg_quantize_result r;

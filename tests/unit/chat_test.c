@@ -417,6 +417,30 @@ static void thought_is_closed(void **state) {
     close_talk(t);
 }
 
+/* A call that is required is required of a reply's first turn; a reply without it leaves no trace. (Field failure B16) */
+static void required_calls(void **state) {
+    (void)state;
+    const char *const replies[] = {"I will not.<turn|>", "<|tool_call>call:f{}<tool_call|><|tool_response>", "Done.<turn|>",
+                                   "<|tool_call>call:f{}<tool_call|><|tool_response>", NULL};
+    struct talk *t = open_talk(replies, 0, harness);
+    struct dg_error err = {0};
+    t->chat.o.must_call = "";
+    assert_int_equal(dg_chat_send(&t->chat, "Go.", 3, &err), DG_E_FORMAT);
+    assert_non_null(strstr(dg_error_text(&err), "does not call a tool"));
+    dg_error_clear(&err);
+    assert_int_equal(dg_dialog_count(&t->chat.dialog), 1); /* the system text */
+    say(t, "Go.");
+    assert_string_equal(field(t, 4, "content"), "Done.");
+    expect_fixed_point(t);
+    t->chat.o.must_call = "get_weather";
+    assert_int_equal(dg_chat_send(&t->chat, "Again.", 6, &err), DG_E_FORMAT);
+    assert_non_null(strstr(dg_error_text(&err), "does not call get_weather"));
+    dg_error_clear(&err);
+    assert_int_equal(dg_dialog_count(&t->chat.dialog), 5);
+    assert_int_equal(t->asked, 1); /* the wrong call did not run */
+    close_talk(t);
+}
+
 static void rounds_are_bounded(void **state) {
     (void)state;
     const char *const replies[] = {"<|tool_call>call:f{}<tool_call|><|tool_response>",
@@ -538,6 +562,37 @@ static void prefixes_are_kept(void **state) {
     say(t, "Bye!");
     assert_true(t->chat.last.computed < t->chat.last.prompt);
     close_talk(t);
+}
+
+/* Without reuse the same replies, each prompt computed whole. (DGQ_KV_REUSE=0) */
+static void nothing_is_reused(void **state) {
+    (void)state;
+    const char *const replies[] = {"<|tool_call>call:f{}<tool_call|><|tool_response>", "Nice to meet you!<turn|>", "Your name is Ben.<turn|>", NULL};
+    struct dg_buf said[2];
+    struct dg_ids last[2] = {0};
+    for (int off = 0; off < 2; off++) {
+        struct talk *t = open_talk(replies, 0, harness);
+        t->chat.o.no_reuse = off;
+        say(t, "My name is Ben.");
+        int64_t first = t->chat.last.computed;
+        say(t, "What is my name?");
+        /* the last turn's prompt and reply, the reply having been prefilled by the script */
+        if (off) {
+            assert_int_equal(t->chat.last.computed, t->chat.last.prompt + t->chat.last.tokens);
+            assert_true(first > 2 * t->chat.last.tokens);
+        } else
+            assert_true(t->chat.last.computed < t->chat.last.prompt);
+        dg_buf_init(&said[off], 1 << 20);
+        dg_buf_add(&said[off], t->content.data, t->content.len);
+        must(dg_dialog_encode(&t->chat.dialog, tok, false, &last[off], NULL), NULL);
+        close_talk(t);
+    }
+    assert_string_equal(dg_buf_cstr(&said[0]), dg_buf_cstr(&said[1]));
+    expect_ids("without reuse", &last[1], &last[0]);
+    for (int off = 0; off < 2; off++) {
+        dg_buf_deinit(&said[off]);
+        dg_ids_deinit(&last[off]);
+    }
 }
 
 /* --- files --- */
@@ -702,11 +757,13 @@ int main(void) {
         cmocka_unit_test(thoughts_kept_and_dropped),
         cmocka_unit_test(thought_and_content),
         cmocka_unit_test(thought_is_closed),
+        cmocka_unit_test(required_calls),
         cmocka_unit_test(rounds_are_bounded),
         cmocka_unit_test(calls_that_do_not_run),
         cmocka_unit_test(failing_and_cancelling),
         cmocka_unit_test(cancelled_between_steps),
         cmocka_unit_test(prefixes_are_kept),
+        cmocka_unit_test(nothing_is_reused),
         cmocka_unit_test(saved_and_loaded),
         cmocka_unit_test(system_text),
         cmocka_unit_test(typed_lines),

@@ -92,6 +92,8 @@ static void defaults(void **state) {
     assert_string_equal(dg_turn_end_finish(DG_END_STOP), "stop");
     assert_string_equal(dg_turn_end_finish(DG_END_REPEAT), "length");
     assert_string_equal(dg_turn_end_finish(DG_END_LENGTH), "length");
+    assert_string_equal(dg_turn_end_finish(DG_END_BLOCKS), "length");
+    assert_string_equal(dg_turn_end_name(DG_END_BLOCKS), "blocks");
     assert_string_equal(dg_turn_end_finish(DG_END_NONE), "");
 }
 
@@ -333,7 +335,8 @@ static void blocks_and_room(void **state) {
     assert_int_equal(dg_commit_next(&p, &t, 100, 1000, 0), DG_END_NONE);
     assert_int_equal(dg_commit_next(&p, &t, 99, 1000, 0), DG_END_LENGTH);
     t.blocks = 2; /* two trimmed blocks used up what one full block would fill */
-    assert_int_equal(dg_commit_next(&p, &t, 100, 1000, 0), DG_END_LENGTH);
+    assert_int_equal(dg_commit_next(&p, &t, 100, 1000, 0), DG_END_BLOCKS);
+    assert_int_equal(dg_commit_next(&p, &t, 100, 1000, 745), DG_END_LENGTH); /* of two reasons the one that stays */
     assert_int_equal(dg_commit_next(&p, &t, 257, 1000, 0), DG_END_NONE);
 }
 
@@ -420,6 +423,7 @@ static void deferred_stop(void **state) {
     assert_int_equal(plan(C, 1000), DG_END_STOP);
 }
 
+/* Field failure A14: a run of one token ends the turn. */
 static void repeated_token(void **state) {
     (void)state;
     struct dg_commit_block b = block(C);
@@ -499,7 +503,7 @@ static void turns_always_end(void **state) {
     (void)state;
     struct dg_rng dice;
     dg_rng_init(&dice, 99);
-    int ends[5] = {0};
+    int ends[6] = {0};
     for (int trial = 0; trial < 5000; trial++) {
         fresh(NULL);
         p.ws_stop = dg_rng_id(&dice, 2);
@@ -542,7 +546,7 @@ static void turns_always_end(void **state) {
         assert_true(retries <= p.retries && t.blocks <= dg_commit_blocks_max(budget, C) && pos == start + t.kept);
         ends[end]++;
     }
-    for (int i = DG_END_STOP; i <= DG_END_LENGTH; i++)
+    for (int i = DG_END_STOP; i <= DG_END_BLOCKS; i++)
         assert_true(ends[i] > 10);
 }
 

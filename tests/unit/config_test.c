@@ -301,7 +301,7 @@ static void refuses_what_it_does_not_compute(void **state) {
 static void names_other_models(void **state) {
     (void)state;
     const enum dg_status u = DG_E_UNSUPPORTED;
-    const char *remedy = "hf download google/diffusiongemma-26B-A4B-it";
+    const char *remedy = "diffgemma download google/diffusiongemma-26B-A4B-it";
     static const struct {
         const char *text, *part;
     } cases[] = {
@@ -359,7 +359,7 @@ static void loads_a_folder(void **state) {
     struct dg_error err = {0};
     mk_build(&k, &mk_tiny, "BF16", false, 1);
     assert_int_equal(dg_config_load(&c, dir, &err), DG_E_IO);
-    expect_text(&err, "config.json: No such file");
+    expect_text(&err, "has no config.json");
     mk_put(dir, "config.json", k.config, strlen(k.config));
     assert_int_equal(dg_config_load(&c, dir, &err), DG_OK); /* no generation_config.json: the seed's defaults */
     assert_int_equal(c.steps_max, 48);

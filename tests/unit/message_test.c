@@ -183,6 +183,7 @@ static void arguments_as_text(void **state) {
     }
 }
 
+/* Field failure B10: content null, absent, [] or blank beside calls. */
 static void empty_content_beside_calls(void **state) {
     (void)state;
     char *want = rendered(ASSISTANT(",\"content\":\"\"", ",\"arguments\":\"{}\""), NULL), *got;
@@ -197,7 +198,8 @@ static void empty_content_beside_calls(void **state) {
     dg_free(want);
 }
 
-/* A client echoes each turn's call as the server printed it, arguments as JSON text: what turn 1 looks like never changes. */
+/* Field failure B03: a client echoes each turn's call as the server printed it, arguments as JSON text: what turn 1 looks like never changes,
+ * and no braces are added. */
 static void echoed_calls_are_stable(void **state) {
     (void)state;
     static const char *const args[] = {"{\"q\": \"a {b} \\\"c\\\"\", \"n\": {\"k\": [null, true]}}", "{}", "{\"v\": null}"};
@@ -270,7 +272,7 @@ static void encode_form(const char *by, struct dg_ids *control, struct dg_buf *s
     json_decref(t);
 }
 
-/* Every control token's spelling in every place a client can write to: the ids hold the same control tokens as without. */
+/* Field failure B04: every control token's spelling in every place a client can write to: the ids hold the same control tokens as without. */
 static void typed_control_tokens_stay_text(void **state) {
     (void)state;
     struct dg_ids want, got;

@@ -249,7 +249,7 @@ static void other_folders(void **state) {
     char path[4096];
     refused(f.dir, DG_E_IO, "has no config.json; download it again");
     mk_put(f.dir, "model.gguf", "GGUF", 4);
-    refused(f.dir, DG_E_UNSUPPORTED, "it holds a GGUF model; this engine reads safetensors checkpoints, e.g. hf download");
+    refused(f.dir, DG_E_UNSUPPORTED, "it holds a GGUF model; this engine reads safetensors checkpoints, e.g. diffgemma download");
     mk_put(f.dir, "config.json", f.c.config, strlen(f.c.config));
     refused(f.dir, DG_E_UNSUPPORTED, "has no model.safetensors and no model.safetensors.index.json; it holds a GGUF model");
     snprintf(path, sizeof path, "%s/model.gguf", f.dir);
@@ -301,7 +301,7 @@ static void cache_set_up(struct cache *h) {
     mk_build(&h->c, &mk_tiny, "BF16", false, 5);
     setenv("HOME", h->home, 1);
     unsetenv("HF_HOME");
-    unsetenv("DGQ_HF_HOME");
+    assert_int_equal(dg_hub_use_home(NULL, NULL), DG_OK);
 }
 
 static void cache_tear_down(struct cache *h) {
@@ -312,7 +312,7 @@ static void cache_tear_down(struct cache *h) {
     }
     mk_free(&h->c);
     unsetenv("HF_HOME");
-    unsetenv("DGQ_HF_HOME");
+    assert_int_equal(dg_hub_use_home(NULL, NULL), DG_OK);
 }
 
 /* A snapshot written `age` seconds ago; its path in `out`. */
@@ -356,7 +356,7 @@ static void finds_snapshots(void **state) {
     struct cache h;
     char old[PATH_MAX], newer[PATH_MAX], broken[PATH_MAX], other[PATH_MAX], path[PATH_MAX + 64];
     cache_set_up(&h);
-    unresolved("org/some.model-1", "run: hf download org/some.model-1");
+    unresolved("org/some.model-1", "run: diffgemma download org/some.model-1");
     unresolved("org/some.model-1", ".cache/huggingface");
     snapshot(&h, h.home, ".cache/huggingface/hub/" REPO, "aaaa", 500, 0, old);
     resolves("org/some.model-1", old);
@@ -380,8 +380,11 @@ static void finds_snapshots(void **state) {
     resolves("org/some.model-1", newer); /* nothing there: the next root */
     snapshot(&h, h.hf, "hub/" REPO, "dddd", 1000, 0, other);
     resolves("org/some.model-1", other);
-    setenv("DGQ_HF_HOME", h.dgq, 1);
     snapshot(&h, h.dgq, REPO, "eeee", 2000, 0, path); /* without hub/ */
+    setenv("DGQ_HF_HOME", h.dgq, 1);
+    resolves("org/some.model-1", other); /* switches are the program's to read */
+    unsetenv("DGQ_HF_HOME");
+    assert_int_equal(dg_hub_use_home(h.dgq, NULL), DG_OK);
     resolves("org/some.model-1", path);
     cache_tear_down(&h);
 }
@@ -396,15 +399,15 @@ static void says_what_is_missing(void **state) {
     unlink(path);
     unresolved("org/some.model-1", "no snapshot is complete");
     unresolved("org/some.model-1", "shard model-00003-of-00003.safetensors is missing");
-    unresolved("org/some.model-1", "run: hf download org/some.model-1");
-    refused(dir, DG_E_IO, "the download is incomplete, run: hf download org/some.model-1");
+    unresolved("org/some.model-1", "run: diffgemma download org/some.model-1");
+    refused(dir, DG_E_IO, "the download is incomplete, run: diffgemma download org/some.model-1");
     snprintf(path, sizeof path, "%s/config.json", dir);
     unlink(path);
     unresolved("org/some.model-1", "has no config.json");
     resolves(dir, dir); /* a folder is used as it is */
     mk_put(h.home, "m.gguf", "GGUF\3", 5);
     snprintf(path, sizeof path, "%s/m.gguf", h.home);
-    unresolved(path, "is a GGUF file; this engine reads safetensors checkpoints: hf download");
+    unresolved(path, "is a GGUF file; this engine reads safetensors checkpoints: diffgemma download");
     mk_put(h.home, "m.safetensors", "x", 1);
     snprintf(path, sizeof path, "%s/m.safetensors", h.home);
     unresolved(path, "is a file; give the folder");

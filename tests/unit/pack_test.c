@@ -13,6 +13,7 @@
 #include "core/mem.h"
 #include "model/model.h"
 #include "ops/backends.h"
+#include "pack/hub.h"
 #include "pack/pack_read.h"
 #include "session/session.h"
 #include "support/mkckpt.h"
@@ -330,7 +331,7 @@ static void nothing_stays_behind(void **state) {
 static void make_cache(void) {
     mk_mkdir(x.dir, "hf/hub/models--org--base/snapshots/rev1");
     mk_write(&x.c, path("hf/hub/models--org--base/snapshots/rev1"), 3);
-    setenv("DGQ_HF_HOME", path("hf"), 1);
+    assert_int_equal(dg_hub_use_home(path("hf"), NULL), DG_OK);
 }
 
 static void overlays(void **state) {
@@ -531,6 +532,102 @@ static void older_packs(void **state) {
     same_logits(path("o1"), path("o2"));
     change_manifest(path("o2"), misplace);
     refused(path("o2"), "no multiple of 64");
+}
+
+/* The manifest of a pack as the original engine writes one: members in its order, one a line, null for what is absent, no checksums. splits:
+ * with expert_split and local_expert_split, which its first versions did not have. */
+static void as_original(const char *dir, const char *profile, int version, bool splits) {
+    struct dg_manifest m;
+    struct dg_error err = {0};
+    struct dg_buf b;
+    dg_buf_init(&b, 1 << 20);
+    assert_int_equal(dg_manifest_load(&m, dir, &err), DG_OK);
+    if (version < 4)
+        m.n_classes = 0;
+    dg_buf_fmt(&b, "{\n  \"version\": %d,\n  \"profile\": \"%s\",\n  \"source_model\": \"/home/u/model\",\n", version, profile);
+    dg_buf_str(&b, "  \"blob_file\": \"model.dgq.bin\",\n  \"tensors\": [");
+    for (size_t i = 0; i < m.n_tensors; i++) {
+        const struct dg_manifest_tensor *t = &m.tensor[i];
+        dg_buf_fmt(&b, "%s\n    {\n      \"name\": \"%s\",\n      \"kind\": \"%s\",\n", i ? "," : "", t->name, dg_manifest_kind(t));
+        dg_buf_fmt(&b, "      \"dtype\": \"%s\",\n      \"shape\": [", t->raw ? t->dtype : "BF16");
+        for (int k = 0; k < t->rank; k++)
+            dg_buf_fmt(&b, "%s\n        %lld", k ? "," : "", (long long)t->shape[k]);
+        dg_buf_fmt(&b, "\n      ],\n      \"offset\": %llu,\n      \"byte_len\": %llu", (unsigned long long)t->offset, (unsigned long long)t->bytes);
+        if (t->source == DG_SOURCE_LOCAL)
+            dg_buf_fmt(&b, ",\n      \"source\": {\n        \"kind\": \"local\",\n        \"local_offset\": %llu\n      }",
+                       (unsigned long long)t->at);
+        else if (t->source == DG_SOURCE_EXTERNAL)
+            dg_buf_fmt(&b, ",\n      \"source\": {\n        \"kind\": \"external\",\n        \"file\": \"%s\",\n        \"offset\": %llu\n      }",
+                       m.external[t->external].key, (unsigned long long)t->at);
+        else if (splits)
+            dg_buf_str(&b, ",\n      \"source\": null");
+        dg_buf_str(&b, "\n    }");
+    }
+    dg_buf_str(&b, "\n  ]");
+    if (splits && m.has_split)
+        dg_buf_fmt(&b, ",\n  \"expert_split\": %llu", (unsigned long long)m.split);
+    if (splits && m.has_local_split)
+        dg_buf_fmt(&b, ",\n  \"local_expert_split\": %llu", (unsigned long long)m.local_split);
+    if (splits && !m.has_local_split)
+        dg_buf_str(&b, ",\n  \"local_expert_split\": null");
+    if (m.repo)
+        dg_buf_fmt(&b, ",\n  \"base_model\": {\n    \"repo\": \"%s\",\n    \"revision\": \"%s\"\n  }", m.repo, m.revision);
+    else if (splits)
+        dg_buf_str(&b, ",\n  \"base_model\": null,\n  \"external_files\": {}");
+    for (int i = 0; i < m.n_external; i++)
+        dg_buf_fmt(&b, "%s\n    \"%s\": {\n      \"role\": \"hf_safetensors\",\n      \"path\": \"%s\",\n      \"expected_size\": %llu,\n      "
+                       "\"header_sha256\": \"%s\"\n    }",
+                   i ? "," : ",\n  \"external_files\": {", m.external[i].key, m.external[i].path, (unsigned long long)m.external[i].size,
+                   m.external[i].sha256);
+    if (m.n_external)
+        dg_buf_str(&b, "\n  }");
+    for (int i = 0; i < m.n_classes; i++)
+        dg_buf_fmt(&b, "%s\n    \"%s\": \"%s\"", i ? "," : ",\n  \"custom_classes\": {", m.classes[i].name, m.classes[i].format);
+    if (m.n_classes)
+        dg_buf_str(&b, "\n  }");
+    else if (splits)
+        dg_buf_str(&b, ",\n  \"custom_classes\": null");
+    dg_buf_str(&b, "\n}");
+    assert_int_equal(b.status, DG_OK);
+    mk_put(dir, "model.dgq.json", b.data, b.len);
+    dg_buf_deinit(&b);
+    dg_manifest_deinit(&m);
+}
+
+/* Packs of the original engine, of every version and with and without the splits that came later: they open, and run as ours do. */
+static void original_packs(void **state) {
+    (void)state;
+    static const struct {
+        const char *profile, *rules, *spelled;
+        int version;
+        bool overlay;
+    } cases[] = {{"q4", NULL, "q4", 1, false},
+                 {"q6", NULL, "q6", 1, false},
+                 {"q4", NULL, "q5", 1, false}, /* it had the name before it had a format */
+                 {"nvfp4", NULL, "nvfp4", 2, false},
+                 {"nvfp4x", NULL, "nvfp4_experts", 2, false},
+                 {"q4", NULL, "q4", 3, true},
+                 {"nvfp4", NULL, "nvfp4", 3, true},
+                 {"q4", "attn=q8", "q4", 4, false},
+                 {"q6", "dense=nvfp4", "q6", 4, true}};
+    make_cache();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        for (int splits = 0; splits < 2; splits++) {
+            char ours[32], theirs[32];
+            const char *names[] = {ours, theirs};
+            snprintf(ours, sizeof ours, "ours%zu%d", i, splits);
+            snprintf(theirs, sizeof theirs, "theirs%zu%d", i, splits);
+            for (int k = 0; k < 2; k++) {
+                char out[400];
+                snprintf(out, sizeof out, "%s", path(names[k]));
+                struct dg_quantize_opts o = options(out, cases[i].profile, cases[i].rules);
+                o.source = path("hf/hub/models--org--base/snapshots/rev1");
+                o.overlay = cases[i].overlay;
+                quantize(&o);
+            }
+            as_original(path(theirs), cases[i].spelled, cases[i].version, splits);
+            same_logits(path(ours), path(theirs));
+        }
 }
 
 /* An embedding in q8_row against a checkpoint whose f32 embedding holds the decoded values: gather, head and soft embedding, bit for bit. */
@@ -821,7 +918,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(profiles),     cmocka_unit_test(same_bytes),    cmocka_unit_test(locked_and_illegal),
         cmocka_unit_test(nothing_stays_behind), cmocka_unit_test(overlays), cmocka_unit_test(stale_bases),
-        cmocka_unit_test(odd_addresses), cmocka_unit_test(older_packs),  cmocka_unit_test(q8_embedding),
+        cmocka_unit_test(odd_addresses), cmocka_unit_test(older_packs),  cmocka_unit_test(original_packs), cmocka_unit_test(q8_embedding),
         cmocka_unit_test(vision),
         cmocka_unit_test(verifying),    cmocka_unit_test(synthetic),     cmocka_unit_test(no_memory),
     };

@@ -579,6 +579,54 @@ static void unconverged_blocks_are_flagged(void **state) {
     end_rig();
 }
 
+/* Field failure A15: when the steps run out, what is committed is what the model predicts for each position, whatever its canvas held: here a
+ * canvas full of one token to begin with, and fresh noise in every position that was never accepted. */
+struct predicted {
+    int32_t ids[16];
+    int32_t n;
+    int blocks, steps, never_accepted;
+};
+
+static void compare_predicted(void *ctx, const struct dg_event *e) {
+    struct predicted *p = ctx;
+    if (e->kind == DG_EV_STEP) {
+        p->n = e->step->n;
+        p->steps++;
+        memcpy(p->ids, dg_engine_current(engine)->s->argmax, (size_t)p->n * sizeof *p->ids);
+        p->never_accepted = p->n - e->step->result->n_accepted;
+    } else if (e->kind == DG_EV_BLOCK) {
+        p->blocks++;
+        assert_true(e->block->kept <= p->n);
+        assert_memory_equal(e->block->ids, p->ids, (size_t)e->block->kept * sizeof *p->ids);
+    }
+}
+
+static void only_predictions_are_committed(void **state) {
+    (void)state;
+    int left_over = 0;
+    for (int32_t steps = 1; steps <= 4; steps++) {
+        begin_rig(300, 32, 1);
+        extend(prompt, N_PROMPT);
+        int32_t canvas[16];
+        for (int i = 0; i < 16; i++)
+            canvas[i] = 33;
+        struct dg_gen g = rig.opts.gen;
+        g.sampler.steps_max = steps;
+        g.seed = (uint64_t)steps;
+        g.canvas_ids = canvas;
+        g.canvas_n = 16;
+        struct predicted p = {0};
+        struct dg_op op = {.kind = DG_OP_GENERATE, .gen = &g};
+        struct dg_result r = {0};
+        assert_int_equal(dg_stage_call(stage, &op, compare_predicted, &p, &r, NULL), DG_OK);
+        assert_true(p.blocks > 0 && p.steps >= p.blocks);
+        left_over += p.never_accepted;
+        dg_ids_deinit(&r.ids);
+        end_rig();
+    }
+    assert_true(left_over > 0);
+}
+
 /* --- conversations --- */
 
 static void fill_ids(struct dg_ids *l, size_t n, uint64_t seed) {
@@ -904,6 +952,7 @@ int main(void) {
         cmocka_unit_test(fault_in_prefill),
         cmocka_unit_test(same_seed_same_text),
         cmocka_unit_test(unconverged_blocks_are_flagged),
+        cmocka_unit_test(only_predictions_are_committed),
         cmocka_unit_test(routing),
         cmocka_unit_test(one_place_salvages),
         cmocka_unit_test(rounds_cost_what_is_new),

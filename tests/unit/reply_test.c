@@ -14,7 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* In `in` control tokens stand as they are spelled; \2 inside a spelling makes it ordinary text. `calls`: NAME ARGUMENTS;
+/* Field failures B05 (forms that models write beside the trained one; nothing of a marker in the text) and B12 (what cannot be read is text).
+ * In `in` control tokens stand as they are spelled; \2 inside a spelling makes it ordinary text. `calls`: NAME ARGUMENTS;
  * each followed by a line end. flags: u unclosed thought, c cut text, b a call that could not be read; then what ended the
  * reply: t turn, r request for results, o an opened turn, e <eos>, nothing when cut short. */
 struct reply_case {

@@ -370,9 +370,9 @@ static void the_remedy_knows_the_cache(void **state) {
     char text[256];
     dg_checkpoint_remedy("/home/u/.cache/huggingface/hub/models--google--diffusiongemma-26B-A4B-it/snapshots/abc", text,
                          sizeof text);
-    assert_string_equal(text, "run: hf download google/diffusiongemma-26B-A4B-it");
+    assert_string_equal(text, "run: diffgemma download google/diffusiongemma-26B-A4B-it");
     dg_checkpoint_remedy("/models--x/models--a--b", text, sizeof text);
-    assert_string_equal(text, "run: hf download a/b");
+    assert_string_equal(text, "run: diffgemma download a/b");
     dg_checkpoint_remedy("/srv/model", text, sizeof text);
     assert_string_equal(text, "download it again");
     dg_checkpoint_remedy("/srv/models--x/y--z", text, sizeof text);

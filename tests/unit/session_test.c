@@ -163,12 +163,31 @@ static void chunks_of(struct dg_backend *b, int n, bool user, const int *cut, in
     }
 }
 
+/* Field failure A02: chunks around the window and the ring, larger and smaller. */
 static void chunks(void **state) {
     (void)state;
     static const int few[] = {1, 7, 64}, many[] = {1, 2, 3, 7, 15, 16, 17, 30, 31, 32, 33, 34, 64, 65, 66, 200};
     chunks_of(be, 140, true, few, 3); /* crosses the window of 128 */
     chunks_of(small, 300, true, many, 16);
     chunks_of(small, 300, false, many, 16);
+}
+
+/* Field failure A04: a prompt of any length, so that whatever tiles a backend works in end anywhere, gives the bits of one that is computed row
+ * by row; what pads a tile is seen by no one. On the backend that users get. */
+static void every_length(void **state) {
+    (void)state;
+    struct dg_backend *user;
+    struct dg_error err = {0};
+    ok(dg_backend_open(&user, "cpu", small_model, &(struct dg_backend_opts){.threads = 2}, &err), &err);
+    for (int n = 1; n <= 140; n++) {
+        struct dg_session_opts o = {.ctx = 200, .kv = DG_F16, .sc_sparse = true};
+        char what[64];
+        struct bits whole = fresh_bits(user, o, 3, n);
+        o.chunk = 1;
+        snprintf(what, sizeof what, "a prompt of %d", n);
+        same(fresh_bits(user, o, 3, n), whole, what);
+    }
+    dg_backend_destroy(user);
 }
 
 /* A conversation that grows by pieces and one that comes at once. */
@@ -1090,7 +1109,8 @@ static void every_allocation_fails(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks),          cmocka_unit_test(pieces),         cmocka_unit_test(threads_and_runs),
+        cmocka_unit_test(chunks),
+        cmocka_unit_test(every_length),          cmocka_unit_test(pieces),         cmocka_unit_test(threads_and_runs),
         cmocka_unit_test(after_another_request), cmocka_unit_test(rewinding), cmocka_unit_test(rewinding_often),
         cmocka_unit_test(failed_turns),    cmocka_unit_test(cancelled_prefill), cmocka_unit_test(failed_prefill),
         cmocka_unit_test(modes), cmocka_unit_test(trajectories),           cmocka_unit_test(draws),          cmocka_unit_test(extend_last),

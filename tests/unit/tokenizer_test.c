@@ -486,7 +486,7 @@ static void test_spans(void **state) {
     dg_tokenizer_close(t);
 }
 
-/* Every control token of the model: one id in trusted text, none as client text, spelled back by decoding. */
+/* Field failure B08: every control token of the model: one id in trusted text, none as client text, spelled back by decoding. */
 static void test_control_tokens(void **state) {
     (void)state;
     struct dg_tokenizer *t = open_file(MINI);

@@ -35,12 +35,15 @@ static struct dg_ids encoded(const char *text) {
     return ids;
 }
 
+static const char *must_call;
+
 static void expect(const char *turn, int32_t invalid, const char *feedback) {
     struct dg_tool_check c;
     struct dg_ids ids = encoded(turn), told = {0};
     struct dg_buf text;
     int32_t got = -1;
     dg_tool_check_init(&c, tok, tools);
+    c.must_call = must_call;
     assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, &got, &told, NULL), DG_OK);
     dg_buf_init(&text, 1 << 16);
     assert_int_equal(dg_tokenizer_decode(tok, told.v, told.n, false, &text, NULL), DG_OK);
@@ -67,6 +70,23 @@ static void calls_are_judged(void **state) {
            SAYS("a", "there is no such tool") SAYS("b", "there is no such tool"));
     /* a call only quoted is text */
     expect("Write \"call:launch{}\" like that.", 0, "");
+}
+
+/* A call that must be there, of any tool or of one. (Field failure B16) */
+static void calls_are_required(void **state) {
+    (void)state;
+    must_call = "";
+    expect("Just text.", 1, SAYS("unknown", "answer with a call of one of the tools"));
+    expect("<|tool_call>call:now{}<tool_call|>", 0, "");
+    expect("<|channel>thought\nno\n<channel|>Well. <|tool_call>call:now{}<tool_call|>", 0, "");
+    expect("<|tool_call>{{{{<tool_call|>", 1, SAYS("unknown", "the call cannot be read; write call:NAME{argument:value}"));
+    must_call = "now";
+    expect("Just text.", 1, SAYS("unknown", "answer with a call of the tool now"));
+    expect("<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>}<tool_call|>", 1, SAYS("unknown", "answer with a call of the tool now"));
+    expect("<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>}<tool_call|><|tool_call>call:now{}<tool_call|>", 0, "");
+    expect("<|tool_call>call:nowt{}<tool_call|>", 2, SAYS("nowt", "there is no such tool") SAYS("unknown", "answer with a call of the tool now"));
+    must_call = NULL;
+    expect("Just text.", 0, "");
 }
 
 /* As the stages see it. */
@@ -98,6 +118,7 @@ static void no_tools_no_calls(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_are_judged),
+        cmocka_unit_test(calls_are_required),
         cmocka_unit_test(no_tools_no_calls),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -4,14 +4,30 @@
 
 #include <string.h>
 
-#define INNER_M 96     /* rows of x whose chunk stays in the second cache while the panel passes; a multiple of every tile height */
+#define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
 #define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
 #define PANEL_PAD 16   /* elements between a panel's rows, so that they do not fall into the same sets */
 
 static int64_t panel_row(const struct dg_gemm_kind *g) { return g->kc + PANEL_PAD; }
 
+/* The register tiles of a block of m rows: as few as can be, of heights that differ by one at most, so that no tile is left with a single
+ * row, which would wait for its own sums. */
+struct tiles {
+    int n, height, taller; /* the first `taller` of n have a row more */
+};
+
+static struct tiles tiles_of(const struct dg_gemm_kind *g, int m) {
+    int n = (m + g->mr - 1) / g->mr;
+    return (struct tiles){n, m / n, m % n};
+}
+
+static int tile_first(const struct tiles *t, int i) { return i * t->height + (i < t->taller ? i : t->taller); }
+
 void dg_product_pack(const struct dg_gemm_kind *g, void *block, int m, int i, const void *src, enum dg_dtype t, int64_t k) {
-    int first = i / g->mr * g->mr, rows = m - first < g->mr ? m - first : g->mr;
+    struct tiles all = tiles_of(g, m);
+    int tall_rows = all.taller * (all.height + 1);
+    int tile = i < tall_rows ? i / (all.height + 1) : all.taller + (i - tall_rows) / all.height;
+    int first = tile_first(&all, tile), rows = all.height + (tile < all.taller);
     const char *s = src;
     for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
         int64_t n = k - k0 < g->kc ? k - k0 : g->kc, padded = dg_product_padded(g, n);
@@ -52,21 +68,28 @@ float *dg_product_c(const struct dg_cpu *c, int part) { return c->gemm.c + (int6
 
 void *dg_product_x(const struct dg_cpu *c, int part) { return (char *)c->gemm.x_own + part * c->gemm.x_own_bytes; }
 
-/* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows, x at the chunk's first tile. */
+/* One register tile: tile i of x's chunk against four rows of w. */
+static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *all, int i, const char *x, int64_t row_bytes, int64_t steps,
+                            const void *const *w, float *c, bool add) {
+    int first = tile_first(all, i);
+    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * DG_PRODUCT_N, DG_PRODUCT_N, add);
+}
+
+/* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows. */
 static void chunk_tiles(const struct dg_gemm_kind *g, const char *x, int m, int64_t steps, const void *const *w, int n_tiles, float *c, bool add) {
+    struct tiles all = tiles_of(g, m);
     int64_t row_bytes = steps * g->step * g->elem;
-    for (int m0 = 0; m0 < m; m0 += INNER_M) {
-        int m1 = m - m0 < INNER_M ? m : m0 + INNER_M;
+    int inner = INNER_M / g->mr;
+    for (int i0 = 0; i0 < all.n; i0 += inner) {
+        int i1 = all.n - i0 < inner ? all.n : i0 + inner;
         if (g->m_outer) {
-            for (int i = m0; i < m1; i += g->mr)
+            for (int i = i0; i < i1; i++)
                 for (int t = 0; t < n_tiles; t++)
-                    g->tile[(m1 - i < g->mr ? m1 - i : g->mr) - 1](x + i * row_bytes, w + t * DG_GEMM_NR, steps,
-                                                                   c + i * DG_PRODUCT_N + t * DG_GEMM_NR, DG_PRODUCT_N, add);
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
         } else {
             for (int t = 0; t < n_tiles; t++)
-                for (int i = m0; i < m1; i += g->mr)
-                    g->tile[(m1 - i < g->mr ? m1 - i : g->mr) - 1](x + i * row_bytes, w + t * DG_GEMM_NR, steps,
-                                                                   c + i * DG_PRODUCT_N + t * DG_GEMM_NR, DG_PRODUCT_N, add);
+                for (int i = i0; i < i1; i++)
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
         }
     }
 }
