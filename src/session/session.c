@@ -1,8 +1,10 @@
 #include "session/session.h"
 
 #include "core/mem.h"
+#include "core/meminfo.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define DEFAULT_CTX 8192
@@ -36,6 +38,31 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
     return DG_OK;
 }
 
+/* Refuses what the machine cannot hold before any of it is taken: memory that is not there is given out all the same, and the process that
+ * uses it is killed. Weights are mapped, and what the system keeps of their files it gives up for others. */
+static enum dg_status check_memory(const struct dg_session *s, int32_t rows, struct dg_error *err) {
+    const struct dg_session_opts *o = &s->opts;
+    size_t kv = dg_kv_bytes(s->cfg, o->ctx, o->ring, rows, o->kv), planes = o->planes ? 0 : dg_planes_bytes(s->be, rows);
+    uint64_t room = dg_mem_available();
+    if (!s->be->ops->host_memory || kv + planes <= room)
+        return DG_OK;
+    /* the largest context that fits, to a thousand */
+    int64_t lo = 0, hi = o->ctx;
+    while (hi - lo > 1) {
+        int64_t mid = lo + (hi - lo) / 2;
+        *(dg_kv_bytes(s->cfg, mid, o->ring, rows, o->kv) + planes <= room ? &lo : &hi) = mid;
+    }
+    lo = lo > 1024 ? lo / 1024 * 1024 : lo;
+    char advice[80] = "not even the smallest fits";
+    if (lo > s->cfg->canvas)
+        snprintf(advice, sizeof advice, "--ctx %lld fits", (long long)lo);
+    return DG_FAIL(err, DG_E_NOMEM,
+                   "a context of %lld needs %.2f GiB for its KV cache and %.2f GiB to compute in, and %.2f GiB of memory are free "
+                   "(weights are mapped and not counted): %s%s",
+                   (long long)o->ctx, (double)kv / (1 << 30), (double)planes / (1 << 30), (double)room / (1 << 30), advice,
+                   o->kv == DG_Q8 || !s->be->ops->kv_q8 ? "" : "; --kv q8 halves the cache");
+}
+
 static enum dg_status planes(struct dg_session *s, int32_t rows, struct dg_error *err) {
     if (s->opts.planes) {
         s->planes = s->opts.planes;
@@ -62,6 +89,8 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
+    if (st == DG_OK)
+        st = check_memory(s, rows, err);
     if (st == DG_OK)
         st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
     if (st == DG_OK)
