@@ -175,6 +175,11 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
         op->linear(r->c->be, &part, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, m / 3, &again, 0, m - m / 3);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct op_plane alone = op_output(r, 1, total, op->act);
+        op->linear(r->c->be, &last, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
 }
@@ -550,6 +555,12 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
         be->ops->experts(be, &part, &rest, &gu.s, &dn.s, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, n);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct dg_routing its = {op_upload(r, id + (m - 1) * topk, (size_t)topk * 4), op_upload(r, wt + (m - 1) * topk, (size_t)topk * 4), topk};
+        struct op_plane alone = op_output(r, 1, hidden, DG_F32);
+        be->ops->experts(be, &last, &its, &gu.s, &dn.s, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
             lopsided ? " lopsided" : "");
