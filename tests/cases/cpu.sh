@@ -19,6 +19,17 @@ for prog in cpu_ops cpu_ops_emulated; do
     fi
 done
 
+# what the op table and the sessions promise, on this backend
+for prog in ops_test session_test; do
+    if DG_TEST_BACKEND=cpu "$DG_BUILD/tests/$prog" >"$tmp/out" 2>"$tmp/err" && grep -q '^ok' "$tmp/out" && ! grep -q '^not ok' "$tmp/out"; then
+        echo "ok - $prog on the CPU backend: $(grep -c '^ok' "$tmp/out") tests"
+    else
+        grep '^not ok' "$tmp/out" >&2
+        tail -n 20 "$tmp/err" >&2
+        echo "not ok - $prog on the CPU backend: $(grep -m 1 '^not ok' "$tmp/out")"
+    fi
+done
+
 # the error of an unknown level names those there are
 "$dg" ask --backend cpu --cpu nonesuch -m "$DG_ROOT/models/mini" -p x >"$tmp/out" 2>&1
 status=$?
@@ -68,3 +79,13 @@ for level in $levels; do
         echo "not ok - turns at level $level: $(tail -n 1 "$tmp/out")"
     fi
 done
+
+# bf16 planes: what they cost the bundled model, as a mean divergence of its first steps' logits
+"$DG_BUILD/tests/pack_kl" --cases 8 --turns 0 --backend cpu --planes bf16 "$DG_ROOT/models/mini" "$DG_ROOT/tests/data/turns_open.json" \
+    "$DG_ROOT/models/mini" >"$tmp/out" 2>&1
+kl=$(sed -n 's/.* mean \([0-9.e+-]*\).*/\1/p' "$tmp/out")
+if [ -n "$kl" ] && awk -v k="$kl" 'BEGIN { exit !(k > 0 && k <= 1e-4) }'; then
+    echo "ok - bf16 planes: mean KL $kl, at most 1e-4"
+else
+    echo "not ok - bf16 planes: mean KL '$kl', at most 1e-4 expected: $(tail -n 1 "$tmp/out")"
+fi
