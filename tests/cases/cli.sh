@@ -132,7 +132,7 @@ for k in ${slow:-1 3 4} 2; do
     go ask -p "$story" --steps 4 --max-tokens 60 --seed 7 --threads $k
     cmp -s "$out" first || same=no
 done
-[ -s first ] && [ $same = yes ] && pass "one seed, one answer: runs with one to four threads" ||
+[ -s first ] && [ $same = yes ] && pass "one seed, one answer: runs with one to four threads (A12)" ||
     miss "one seed, one answer: runs with one to four threads" "they differ"
 go ask -p "$story" --steps 4 --max-tokens 60 --seed 8
 [ "$status" -eq 0 ] && ! cmp -s "$out" first && pass "another seed, another story" || miss "another seed, another story" "the same"
