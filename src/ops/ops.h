@@ -20,9 +20,15 @@
 #include "formats/formats.h"
 #include "model/model.h"
 
-enum dg_dtype { DG_F32, DG_BF16, DG_F16, DG_I32 };
+enum dg_dtype {
+    DG_F32,
+    DG_BF16,
+    DG_F16,
+    DG_I32,
+    DG_Q8 /* KV caches only: a head's values are an f32 scale and hd signed bytes, value = scale * byte (ops/kv_q8.h) */
+};
 
-static inline size_t dg_dtype_bytes(enum dg_dtype t) { return t == DG_F32 || t == DG_I32 ? 4 : 2; }
+static inline size_t dg_dtype_bytes(enum dg_dtype t) { return t == DG_F32 || t == DG_I32 ? 4 : t == DG_Q8 ? 1 : 2; }
 
 struct dg_plane {
     void *data;
@@ -55,7 +61,7 @@ static inline int64_t dg_batch_keys(const struct dg_batch *b, int64_t t) {
     return k < t ? k : t;
 }
 
-/* One layer's keys and values: [slots][kv_heads][hd] of `dtype`. Position p lives in slot p & (slots - 1) when `ring`
+/* One layer's keys and values: [slots][kv_heads] heads of dg_kv_head_bytes(dtype, hd). Position p lives in slot p & (slots - 1) when `ring`
  * (slots is a power of two), in slot p otherwise. */
 struct dg_kv_layer {
     void *k, *v;
@@ -65,6 +71,11 @@ struct dg_kv_layer {
     bool ring;
     int32_t window; /* sliding window, 0 = sees everything */
 };
+
+/* Bytes of one head of one position in a cache. */
+static inline size_t dg_kv_head_bytes(enum dg_dtype t, int32_t hd) {
+    return t == DG_Q8 ? sizeof(float) + (((size_t)hd + 3) & ~(size_t)3) : (size_t)hd * dg_dtype_bytes(t);
+}
 
 static inline int64_t dg_kv_slot(const struct dg_kv_layer *kv, int64_t pos) { return kv->ring ? pos & (kv->slots - 1) : pos; }
 
@@ -107,6 +118,7 @@ struct dg_backend;
 struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
+    bool kv_q8;        /* caches of DG_Q8 are understood */
 
     /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */
     void *(*alloc)(struct dg_backend *be, size_t bytes);

@@ -1,6 +1,7 @@
 #include "support/op_cases.h"
 
 #include "core/half.h"
+#include "ops/kv_q8.h"
 #include "support/op_planes.h"
 
 #include <math.h>
@@ -174,6 +175,11 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
         op->linear(r->c->be, &part, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, m / 3, &again, 0, m - m / 3);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct op_plane alone = op_output(r, 1, total, op->act);
+        op->linear(r->c->be, &last, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
 }
@@ -240,25 +246,50 @@ static const struct kv_case kv_cases[] = {
     {64, 8, 1, 60, 60, 30, true, false, true, 0, DG_F16, DG_TOPK_DYN, 0},
     {128, 2, 1, 6, 6, 4500, false, false, true, 0, DG_F16, 1, 0},
     {64, 4, 2, 21, 21, 4000, true, false, true, 0, DG_F32, 300, 0},
+    /* caches in eight bits */
+    {64, 4, 2, 70, 69, 300, true, true, true, 64, DG_Q8, 0, 0},
+    {512, 16, 2, 9, 9, 130, false, false, false, 0, DG_Q8, 0, 0},
+    {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_Q8, 0, 0},
+    {128, 4, 2, 6, 6, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
+
+/* A value of a cache as stored. */
+static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, int64_t slot, int32_t h, int d) {
+    const unsigned char *head = raw + (size_t)(slot * kv->kv_heads + h) * dg_kv_head_bytes(kv->dtype, kv->hd);
+    if (kv->dtype != DG_Q8)
+        return op_get(head, kv->dtype, d);
+    float scale;
+    memcpy(&scale, head, sizeof scale);
+    return (double)scale * ((const signed char *)head)[sizeof scale + (size_t)d];
+}
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
 static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
-    size_t n = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads * (size_t)c->hd, esz = dg_dtype_bytes(c->kv);
+    size_t heads = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
     struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
     double **val[2] = {k, v};
     for (int which = 0; which < 2; which++) {
-        double *d = op_memory(r, n * sizeof *d);
-        unsigned char *raw = op_memory(r, n * esz);
-        memset(raw, 0xff, n * esz);
-        int64_t row = (int64_t)c->kv_heads * c->hd, from = c->ring && filled > KV_SLOTS ? filled - KV_SLOTS : 0;
-        for (int64_t p = from; p < filled; p++)
-            for (int64_t i = 0; i < row; i++) {
-                int64_t at = dg_kv_slot(&kv, p) * row + i;
-                d[at] = op_put(raw, c->kv, at, op_normal(r) * (which ? 1 : 0.4));
+        double *d = op_memory(r, heads * (size_t)c->hd * sizeof *d);
+        unsigned char *raw = op_memory(r, bytes);
+        memset(raw, 0xff, bytes);
+        int64_t from = c->ring && filled > KV_SLOTS ? filled - KV_SLOTS : 0;
+        for (int64_t i = from * c->kv_heads; i < filled * c->kv_heads; i++) {
+            int64_t slot = dg_kv_slot(&kv, i / c->kv_heads), at = slot * c->kv_heads + i % c->kv_heads;
+            unsigned char *head = raw + (size_t)at * dg_kv_head_bytes(c->kv, c->hd);
+            float x[HEAD_DIM];
+            for (int e = 0; e < c->hd; e++) {
+                double value = op_normal(r) * (which ? 1 : 0.4);
+                x[e] = (float)value;
+                if (c->kv != DG_Q8)
+                    op_put(head, c->kv, e, value);
             }
+            if (c->kv == DG_Q8)
+                dg_kv_q8_store(x, c->hd, head);
+            for (int e = 0; e < c->hd; e++)
+                d[at * c->hd + e] = kv_value(&kv, raw, slot, (int32_t)(i % c->kv_heads), e);
+        }
         *val[which] = d;
-        *(which ? &kv.v : &kv.k) = op_upload(r, raw, n * esz);
+        *(which ? &kv.v : &kv.k) = op_upload(r, raw, bytes);
     }
     return kv;
 }
@@ -341,12 +372,12 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
     op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : "f32");
+            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32");
 }
 
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        if (!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700)
+        if ((!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             one_attention(r, &kv_cases[i]);
 }
 
@@ -364,12 +395,12 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
         cs[i] = (float)cos(a);
         sn[i] = (float)sin(a);
     }
-    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * (size_t)hd;
+    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * dg_kv_head_bytes(c->kv, hd);
     op->qkv_store(r->c->be, &x.p, c->heads, c->has_v, &qn.v, &kn.v, 1e-6f, op_upload(r, cs, bytes), op_upload(r, sn, bytes), &b, &kv);
     double *before = x.v;
     x.v = NULL;
     op_fetch(r, &x);
-    const unsigned char *rk = op_download(r, kv.k, n * dg_dtype_bytes(c->kv)), *rv = op_download(r, kv.v, n * dg_dtype_bytes(c->kv));
+    const unsigned char *rk = op_download(r, kv.k, n), *rv = op_download(r, kv.v, n);
     double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)KV_FULL * sizeof *seen);
     for (int i = 0; i < c->n; i++)
         for (int u = 0; u < c->heads + 2 * c->kv_heads; u++) {
@@ -377,8 +408,11 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
             int h = is_v ? u - c->heads - c->kv_heads : is_q ? u : u - c->heads;
             const double *src = before + (int64_t)i * cols + (is_v && !c->has_v ? c->heads + h : u) * hd, *w = is_q ? qn.w : kn.w;
             double rms = inv_rms(src, hd);
-            int64_t slot = dg_kv_slot(&kv, c->pos0 + i), at = (slot * c->kv_heads + h) * hd;
+            int64_t slot = dg_kv_slot(&kv, c->pos0 + i);
             seen[slot] = i < c->live;
+            double step = 0; /* of the head's eight bits */
+            for (int d = 0; c->kv == DG_Q8 && !is_q && i < c->live && d < hd; d++)
+                step = fmax(step, fabs(kv_value(&kv, is_v ? rv : rk, slot, h, d)) / 127);
             for (int d = 0; d < hd; d++) {
                 int p = d % half;
                 double a = src[p] * rms * w[p], bb = src[p + half] * rms * w[p + half], co = cs[i * half + p], si = sn[i * half + p];
@@ -387,11 +421,12 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
                 if (is_q)
                     op_expect(r, &x, i, u * hd + d, want, mag * sum_bound(hd) + act_round(r) * fabs(want) + 1e-37);
                 else if (i < c->live)
-                    op_expect_value(r, op_get(is_v ? rv : rk, c->kv, at + d), want, mag * sum_bound(hd) + store * fabs(want) + 0x1p-24, "kv", i, d);
+                    op_expect_value(r, kv_value(&kv, is_v ? rv : rk, slot, h, d), want,
+                                    mag * sum_bound(hd) + store * fabs(want) + 0.501 * step + 0x1p-24, "kv", i, d);
             }
         }
     for (int64_t slot = 0; slot < kv.slots; slot++)
-        if (!seen[slot] && !isnan(op_get(rk, c->kv, slot * c->kv_heads * hd)))
+        if (!seen[slot] && !isnan(kv_value(&kv, rk, slot, 0, 0)))
             op_fail(r, "slot %lld was written by nobody's row", (long long)slot);
     op_done(r, "hd=%d heads=%d/%d n=%d live=%d pos0=%lld %s", hd, c->heads, c->kv_heads, c->n, c->live, (long long)c->pos0,
             c->has_v ? "v" : "v is k");
@@ -399,7 +434,8 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
 
 static void case_qkv_store(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        one_qkv(r, &kv_cases[i]);
+        if (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8)
+            one_qkv(r, &kv_cases[i]);
 }
 
 /* Duplicated experts give equal logits: the lower id must win. */
@@ -519,6 +555,12 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
         be->ops->experts(be, &part, &rest, &gu.s, &dn.s, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, n);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct dg_routing its = {op_upload(r, id + (m - 1) * topk, (size_t)topk * 4), op_upload(r, wt + (m - 1) * topk, (size_t)topk * 4), topk};
+        struct op_plane alone = op_output(r, 1, hidden, DG_F32);
+        be->ops->experts(be, &last, &its, &gu.s, &dn.s, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
             lopsided ? " lopsided" : "");
