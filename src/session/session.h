@@ -33,6 +33,7 @@ struct dg_session {
     float *entropy, *p_max;
     int32_t *argmax;
     float *row; /* one row of logits on the host, cfg.vocab: to draw from */
+    double *draw_sum; /* of blocks of it */
     /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL =
      * never. Borrowed; whoever drives the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;

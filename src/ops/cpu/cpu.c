@@ -28,6 +28,7 @@ static const struct dg_ops cpu_ops = {
     .name = "cpu",
     .act = DG_F32,
     .kv_q8 = true,
+    .host_memory = true,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .write = cpu_copy,

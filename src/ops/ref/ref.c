@@ -60,6 +60,7 @@ static const struct dg_ops ref_ops = {
     .name = "ref",
     .act = DG_F32,
     .kv_q8 = true,
+    .host_memory = true,
     .alloc = ref_alloc,
     .free = ref_free,
     .write = ref_copy,
