@@ -18,13 +18,26 @@ CFLAGS_ALL += -fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=un
 LDFLAGS += -fsanitize=$(SAN)
 endif
 
+# Flags of the instruction sets, by the last word of a file's name; what is another architecture's is left out of the build.
+ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
+ISA_x86_64 := avx2 avx512 avx512bf16
+ISA_aarch64 := neon neonbf16
+ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
+ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
+ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_neon :=
+ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16
+ISA_ALL := $(ISA_x86_64) $(ISA_aarch64)
+ISA_FOREIGN := $(filter-out $(ISA_$(ARCH)),$(ISA_ALL))
+
 # The reference ops write their sums as independent lanes; -O3 turns the lanes into vectors without changing a bit.
 OPT_ref := -O3
 # So are the formats: decoding and encoding rows is the cost of quantising.
 OPT_formats := -O3
+OPT_cpu := -O3
 
 SRC := $(wildcard src/*/*.c src/*/*/*.c)
-LIB_SRC := $(filter-out src/cli/main.c,$(SRC))
+LIB_SRC := $(filter-out src/cli/main.c $(foreach i,$(ISA_FOREIGN),%_$(i).c),$(SRC))
 LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 TEST_SRC := $(wildcard tests/unit/*.c tests/oracle/*.c tests/ops/*.c tests/fuzz/*.c)
 TEST_BIN := $(foreach t,$(TEST_SRC),$(B)/tests/$(basename $(notdir $(t))))
@@ -45,13 +58,14 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-sanitize bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-sanitize test-emulated bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
 	@echo "make              build/diffgemma"
 	@echo "make test         build and run the whole suite"
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
+	@echo "make test-emulated  the CPU backend's op tests on other processors, under qemu-user"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
 	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
 	@echo "make clean        remove build/"
@@ -64,6 +78,8 @@ $(B)/diffgemma: $(B)/src/cli/main.o $(B)/libdiffgemma.a
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
 
 $(B)/src/ops/ref/%.o: OPT_FILE := $(OPT_ref)
+$(B)/src/ops/cpu/%.o: OPT_FILE := $(OPT_cpu)
+$(foreach i,$(ISA_ALL),$(eval $(B)/src/ops/cpu/%_$(i).o: CFLAGS_FILE := $(ISA_FLAGS_$(i))))
 $(B)/src/formats/%.o: OPT_FILE := $(OPT_formats)
 $(B)/src/cli/version.o: CFLAGS_FILE := -DDG_VERSION='"$(VERSION)"' -DDG_COMMIT='"$(COMMIT)"'
 
@@ -136,9 +152,29 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
 
+# The op tests alone, in one static program that an emulator of another processor runs:
+# make CC=aarch64-linux-gnu-gcc B=build/arm64 build/arm64/tests/cpu_ops_static
+KCHECK_SRC := $(addprefix src/core/,mem.c pool.c status.c) src/formats/formats.c src/ops/backend.c $(filter src/ops/cpu/%,$(LIB_SRC)) \
+	tests/support/op_cases.c tests/support/op_planes.c tests/ops/cpu_ops.c
+$(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -static -o $@ $^ -lm -pthread
+
+# The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
+ifeq ($(ARCH),x86_64)
+EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
+$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_avx512.h"' -MMD -MP -c -o $@ $<
+$(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
+TEST_CPU := $(B)/tests/cpu_ops_emulated
+endif
+
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(B)/tests/cuda_nvrtc
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)
@@ -147,10 +183,15 @@ test-sanitize:
 	$(MAKE) tests B=build/asan SAN=address,undefined
 	tests/run.sh build/asan
 
+# The CPU backend's op tests on processors that are not here, under qemu-user.
+test-emulated: $(B)/tests/cpu_ops_static
+	$(MAKE) CC=aarch64-linux-gnu-gcc B=$(B)/arm64 $(B)/arm64/tests/cpu_ops_static
+	tests/run.sh $(B) cpu_qemu
+
 bench: $(B)/diffgemma $(BENCH_BIN)
 	bench/run.sh $(B)
 
 clean:
 	rm -rf build
 
--include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c))
+-include $(LIB_OBJ:.o=.d) $(B)/src/cli/main.d $(TEST_SRC:%.c=$(B)/%.d) $(SUPPORT_OBJ:.o=.d) $(BENCH_SRC:%.c=$(B)/%.d) $(patsubst %.c,$(B)/%.d,$(wildcard tests/cuda/*.c tests/cpu/*.c)) $(EMULATED_CPU:.o=.d)

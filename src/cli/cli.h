@@ -25,6 +25,7 @@ int dg_cmd_quantize(int argc, char **argv);
 int dg_cmd_repack(int argc, char **argv);
 int dg_cmd_verify(int argc, char **argv);
 int dg_cmd_manifest(int argc, char **argv);
+int dg_cmd_probe(int argc, char **argv);
 int dg_cmd_synth(int argc, char **argv);
 /* --list-models */
 int dg_list_models(void);
@@ -38,15 +39,16 @@ int dg_cli_fail(const char *name, struct dg_error *err);
 
 /* Options that every command with a model takes. */
 struct dg_model_args {
-    const char *model, *backend, *kv;
+    const char *model, *backend, *kv, *cpu;
     int64_t threads, ctx, device;
 };
 /* Defaults. */
 void dg_model_args_init(struct dg_model_args *a);
 #define DG_MODEL_ARG(a) {"model", 'm', DG_ARG_STR, &(a).model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache"}
 #define DG_RUN_ARGS(a)                                                                                                             \
-    {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},             \
+    {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},           \
     {"device", 0, DG_ARG_INT, &(a).device, 0, 255, "N", "which GPU, from 0"},                                                      \
+    {"cpu", 0, DG_ARG_STR, &(a).cpu, 0, 0, "LEVEL", "strongest instruction set to use: see diffgemma probe-device"},                \
     {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
     {"ctx", 'c', DG_ARG_INT, &(a).ctx, 1, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
     {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default) or f32"}

@@ -218,7 +218,7 @@ static enum dg_status work(struct dg_runtime *r, const struct options *o, struct
         (*canvas)[i] = dg_rng_id(&rng, c->vocab);
     in.canvas = *canvas;
     struct path a = {"ref", {.exact = true}, {.ctx = o->model.ctx, .kv = DG_F32}};
-    struct path b = {o->model.backend, {.threads = (int)o->model.threads, .device = (int)o->model.device},
+    struct path b = {o->model.backend, {.threads = (int)o->model.threads, .device = (int)o->model.device, .cpu = {o->model.cpu}},
                      {.ctx = o->model.ctx, .kv = !strcmp(o->model.kv, "f32") ? DG_F32 : DG_F16, .chunk = (int32_t)o->chunk}};
     if (strcmp(o->model.kv, "f32") && strcmp(o->model.kv, "f16"))
         return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32", o->model.kv);

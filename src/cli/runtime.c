@@ -106,7 +106,7 @@ enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_ar
     if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
         return DG_FAIL(err, DG_E_FORMAT, "the tokenizer has %d entries, the model only %d: they do not belong together", dg_tokenizer_size(r->tok),
                        r->model->cfg.vocab);
-    struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device};
+    struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device, .cpu = {a->cpu, r->flags.cpu}};
     DG_TRY(dg_backend_open(&r->be, a->backend, r->model, &bo, err));
     r->load_s += dg_now() - t;
     return DG_OK;

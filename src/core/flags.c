@@ -30,7 +30,7 @@ struct flag {
 
 static const struct flag table[] = {
     BOOL("ATTN_WINDOW", attn_window, "1", "sliding layers of a denoise step see only the last window-1 context positions"),
-    BOOL("ATTN_TOPK", attn_topk, "0", "full layers attend to the k highest-scoring keys of each query; 0 = all keys"),
+    BOOL("ATTN_TOPK", attn_topk, "1", "full layers attend to the k highest-scoring keys of each query; 0 = all keys"),
     BOOL("ATTN_TOPK_DYN", attn_topk_dyn, "1", "k grows with the context, clamp(t/128, 64, 512); 0 = ATTN_TOPK_K"),
     {"ATTN_TOPK_K", FLAG_INT, AT(attn_topk_k), 1, 4096, "1..4096", 0, "64", "k when ATTN_TOPK_DYN is 0"},
     BOOL("ATTN_TOPK_DECODE", attn_topk_decode, "1", "with ATTN_TOPK: in denoise steps too; 0 = all keys there"),
@@ -59,6 +59,7 @@ static const struct flag table[] = {
     BOOL("DELIM_CHECK", delim_check, "0", "search replies for odd quotes, unbalanced brackets and doubled words, and say so"),
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
+    TEXT("CPU", cpu, "level", "strongest instruction-set level of the CPU backend, as --cpu; the stricter of both counts"),
     TEXT("DELIM_CHECK_JSONL", delim_check_jsonl, "file", "append what DELIM_CHECK finds in each reply as a JSON line"),
     TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each step's largest probabilities as JSON lines"),
 };

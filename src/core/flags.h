@@ -37,6 +37,7 @@ struct dg_flags {
     bool tool_validate, tool_repair, delim_check;
     /* where things are */
     char *hf_home, *model;
+    char *cpu; /* strongest CPU level to use */
     /* traces */
     char *trace_pmax_jsonl, *delim_check_jsonl;
 };

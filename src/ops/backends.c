@@ -1,5 +1,6 @@
 #include "ops/backends.h"
 
+#include "ops/cpu/cpu.h"
 #include "ops/cuda/cuda.h"
 #include "ops/ref/ref.h"
 
@@ -12,6 +13,15 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
                              .progress = o->progress,
                              .progress_ctx = o->progress_ctx};
     return dg_cuda_create(out, model, &c, err);
+}
+
+static enum dg_status open_cpu(struct dg_backend **out, const struct dg_model *model, const struct dg_backend_opts *o, struct dg_error *err) {
+    struct dg_cpu_opts c = {.threads = o->threads,
+                            .cap = dg_cpu_level_detect(),
+                            .planes = o->exact ? DG_CPU_PLANES_F32 : o->bf16_planes ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_AUTO};
+    for (int i = 0; i < 2; i++)
+        DG_TRY(dg_cpu_level_cap(&c.cap, o->cpu[i], err));
+    return dg_cpu_create(out, model, &c, err);
 }
 
 enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const struct dg_model *model, const struct dg_backend_opts *opts,
@@ -29,8 +39,11 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
         if (o->note)
             DG_FAIL(o->note, st, "%s", dg_error_text(&why));
         dg_error_clear(&why);
-    } else if (strcmp(name, "ref") != 0 && strcmp(name, "cpu") != 0) {
-        return DG_FAIL(err, DG_E_ARG, "no backend is called \"%s\"; there are auto, cpu, cuda and ref", name);
+        return open_cpu(out, model, o, err);
     }
-    return dg_ref_create(out, model, o->threads, err);
+    if (strcmp(name, "cpu") == 0)
+        return open_cpu(out, model, o, err);
+    if (strcmp(name, "ref") == 0)
+        return dg_ref_create(out, model, o->threads, err);
+    return DG_FAIL(err, DG_E_ARG, "no backend is called \"%s\"; there are auto, cpu, cuda and ref", name);
 }

@@ -10,16 +10,19 @@ typedef void dg_upload_progress_fn(void *ctx, uint64_t done, uint64_t total);
 struct dg_backend_opts {
     int threads;           /* CPU backends: as in dg_pool_create */
     int device;            /* CUDA: which one, from 0 */
-    bool exact;            /* CUDA: f32 planes and f32 arithmetic instead of bf16 planes and tensor cores */
+    bool exact;            /* f32 planes and f32 arithmetic, whatever the backend would choose for speed */
+    bool bf16_planes;      /* CPU: bf16 planes at levels too that gain nothing from them; not together with exact */
+    const char *cpu[2];    /* CPU: names of the strongest level to use (--cpu, DGQ_CPU); the stricter counts, NULL = no cap */
     size_t gpu_memory;     /* CUDA: most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress; /* may be NULL */
     void *progress_ctx;
     struct dg_error *note; /* "auto": why CUDA was not taken, when it was not; may be NULL */
 };
 
-/* Opens a backend for a model: "ref", "cpu", "cuda", or "auto" = CUDA when this machine and this build have it, the CPU otherwise.
+/* Opens a backend for a model: "ref" (plain C, the oracle), "cpu", "cuda", or "auto" = CUDA when this machine and this build have it, the
+ * CPU otherwise.
  * model is borrowed for the backend's life. opts may be NULL. Owner: the caller, dg_backend_destroy.
- * Errors: DG_E_ARG for another name; DG_E_BACKEND and DG_E_NOMEM as the backend says. */
+ * Errors: DG_E_ARG for another name or an unknown level; DG_E_BACKEND and DG_E_NOMEM as the backend says. */
 enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const struct dg_model *model, const struct dg_backend_opts *opts,
                                struct dg_error *err) DG_MUST_CHECK;
 

@@ -240,7 +240,7 @@ refused "invalid switches, summary" 2 "DGQ_NOPE" summary
 unset DGQ_KV_RING DGQ_FREEZE DGQ_NOPE DGQ_COMMIT_CONF_TRIM
 DGQ_SC_SPARSE='' answers "an empty switch is an unset one" 90 ask -p "$sum"
 DGQ_REFERENCE_STOPS=1 DGQ_FIRST_STEP_SC=none answers "the reference's mode" 90 ask -p "$sum"
-for v in DENOISER_ARGMAX=0 FREEZE=1 ATTN_TOPK=1 ATTN_WINDOW=0 SC_SPARSE=0 KV_RING=16 EMPTY_REPLY_RETRY=0 COMMIT_CONF_TRIM=0; do
+for v in DENOISER_ARGMAX=0 FREEZE=1 ATTN_TOPK=0 ATTN_WINDOW=0 SC_SPARSE=0 KV_RING=16 EMPTY_REPLY_RETRY=0 COMMIT_CONF_TRIM=0; do
     [ "$slow" ] && [ $v != DENOISER_ARGMAX=0 ] && continue
     (export "DGQ_$v" && answers "DGQ_$v" 90 ask -p "$sum")
 done
@@ -416,7 +416,7 @@ for f in oracle other; do
     done
 done
 [ $good = yes ] && pass "step-parity --dump: safetensors of every layer" || miss "step-parity --dump: safetensors of every layer" "not so"
-go step-parity -p "$sum" --kv f32 --chunk 3 --threads 2
+go step-parity -p "$sum" --backend ref --kv f32 --chunk 3 --threads 2
 if [ "$status" -eq 0 ] && ! grep ' max ' "$out" | grep -qv ' max 0  '; then
     pass "step-parity: the same path in other chunks and threads is the same to the bit"
 else

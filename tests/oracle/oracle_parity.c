@@ -1,4 +1,4 @@
-/* Compares the engine with an oracle folder: oracle_parity [--backend NAME] [--threads N] DIR...
+/* Compares the engine with an oracle folder: oracle_parity [--backend NAME] [--cpu LEVEL] [--threads N] DIR...
  *
  * A folder holds a checkpoint, oracle.json (what each key is) and oracle.safetensors (inputs and expected outputs of another
  * implementation in f32). Everything runs with f32 planes and KV, dense attention and exact self-conditioning. Limits: hidden states, layer
@@ -370,11 +370,13 @@ int main(int argc, char **argv) {
             backend = argv[i + 1];
         else if (!strcmp(argv[i], "--threads"))
             opts.threads = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--cpu"))
+            opts.cpu[0] = argv[i + 1];
         else
             break;
     }
     if (i >= argc || argv[i][0] == '-') {
-        fprintf(stderr, "usage: oracle_parity [--backend NAME] [--threads N] DIR...\n");
+        fprintf(stderr, "usage: oracle_parity [--backend NAME] [--cpu LEVEL] [--threads N] DIR...\n");
         return 2;
     }
     for (; i < argc; i++)

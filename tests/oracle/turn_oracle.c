@@ -1,8 +1,8 @@
-/* Replays whole turns: turn_oracle [--backend NAME] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json
+/* Replays whole turns: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json
  *
  * Every case (prompt ids, seed) is generated with f32 KV, dense attention, exact self-conditioning, trim and re-roll off; output ids and
  * steps of every block must be those of the file, reference-mode runs (no first-step signal, reference stops) likewise. A second pass with
- * what users get by default (f16 KV, sparse self-conditioning) is printed and not judged. A case whose stored trajectory has a step with a
+ * what users get by default (top-k attention, f16 KV, sparse self-conditioning) is printed and not judged. A case whose stored trajectory has a step with a
  * top-2 margin below 0.05 is fragile: rounding alone may turn it. When one differs it is named and counted apart, as skipped; all others
  * must agree. --exact-only leaves the second pass out, --every N takes the first of every N cases, for runs that are slow. The last line
  * is "N passed, N failed", with ", N skipped" when a fragile case differs. */
@@ -81,6 +81,8 @@ struct count {
 static struct count pass(struct dg_backend *be, const json_t *cases, size_t every, bool exact, struct dg_error *err) {
     struct count n = {{0}};
     struct dg_session_opts so = {.kv = exact ? DG_F32 : DG_F16, .sc_sparse = !exact};
+    if (!exact)
+        so.attention = (struct dg_attention_opts){DG_TOPK_DYN, DG_TOPK_DYN, false};
     struct turn_run r = {.cfg = &be->model->cfg};
     if (dg_session_create(&r.s, be, &so, err) != DG_OK) {
         n.n[FAILED] = 1;
@@ -117,13 +119,18 @@ int main(int argc, char **argv) {
             backend = argv[++i];
         else if (i + 1 < argc && !strcmp(argv[i], "--threads"))
             opts.threads = atoi(argv[++i]);
+        else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
+            opts.cpu[0] = argv[++i];
+        else if (i + 1 < argc && !strcmp(argv[i], "--planes"))
+            opts.exact = !(opts.bf16_planes = !strcmp(argv[++i], "bf16"));
         else if (i + 1 < argc && !strcmp(argv[i], "--every"))
             every = strtol(argv[++i], NULL, 10);
         else
             usage = true;
     }
     if (usage || every < 1 || argc - i != 2) {
-        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--threads N] [--every N] [--exact-only] CHECKPOINT TURNS.json\n");
+        fprintf(stderr, "usage: turn_oracle [--backend NAME] [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--every N] [--exact-only] "
+                        "CHECKPOINT TURNS.json\n");
         return 2;
     }
     struct dg_error err = {0};
@@ -138,7 +145,7 @@ int main(int argc, char **argv) {
     else if (dg_model_open(&model, argv[i], &err) == DG_OK && dg_backend_open(&be, backend, model, &opts, &err) == DG_OK) {
         n = pass(be, cases, (size_t)every, true, &err);
         if (!exact_only && err.code == DG_OK) {
-            printf("with the defaults of users (f16 KV, sparse self-conditioning), for information:\n");
+            printf("with the defaults of users (top-k attention, f16 KV, sparse self-conditioning), for information:\n");
             struct count u = pass(be, cases, (size_t)every, false, &err);
             printf("  same as the file: %d, different: %d\n", u.n[PASSED], u.n[FAILED] + u.n[FRAGILE]);
         }

@@ -226,6 +226,20 @@ static const struct kv_case kv_cases[] = {
     {128, 4, 1, 12, 12, 700, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0},
     {64, 2, 1, 9, 9, 3000, false, false, false, 0, DG_F32, 7, 0},
     {512, 4, 2, 5, 4, 90, false, false, false, 0, DG_F16, 33, 0},
+    /* around a tile of 64 positions, and windows that end beside one */
+    {64, 2, 1, 3, 3, 62, true, true, true, 63, DG_F32, 0, 0},
+    {64, 2, 1, 3, 3, 63, false, true, true, 65, DG_F32, 0, 0},
+    {64, 6, 2, 130, 130, 61, true, true, true, 66, DG_F16, 0, 0},
+    {32, 16, 1, 66, 65, 128, false, false, true, 0, DG_F32, 0, 0},
+    {16, 3, 3, 7, 7, 191, true, false, true, 0, DG_F16, 0, 0},
+    {80, 10, 2, 20, 20, 64, true, false, false, 0, DG_F16, 0, 0},
+    /* the ring wraps inside the batch, and inside a window */
+    {64, 2, 2, 90, 90, 2000, true, true, true, 100, DG_F32, 0, 0},
+    {64, 4, 1, 12, 10, 1023, false, true, true, 64, DG_F16, 0, 0},
+    /* rows that see fewer keys than they may keep beside rows that see more; a few keys of many */
+    {64, 8, 1, 60, 60, 30, true, false, true, 0, DG_F16, DG_TOPK_DYN, 0},
+    {128, 2, 1, 6, 6, 4500, false, false, true, 0, DG_F16, 1, 0},
+    {64, 4, 2, 21, 21, 4000, true, false, true, 0, DG_F32, 300, 0},
 };
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 uint64_t op_random(struct op_run *r) {
     r->rng += 0x9e3779b97f4a7c15ull;
@@ -23,28 +25,42 @@ double op_normal(struct op_run *r) {
     return s * 1.4142135623730951;
 }
 
-static void hold(struct op_run *r, void *p, bool device) {
+static void hold(struct op_run *r, void *p, bool device, size_t guarded) {
     struct op_held *h = malloc(sizeof *h);
     if (!h || !p)
         abort();
-    *h = (struct op_held){p, device, r->held};
+    *h = (struct op_held){p, device, guarded, r->held};
     r->held = h;
 }
 
+/* Zeroed bytes that end where a page begins that nobody may touch. */
+static void *guarded(struct op_run *r, size_t bytes) {
+    size_t page = (size_t)sysconf(_SC_PAGESIZE), n = (bytes + page - 1) / page * page + page;
+    char *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED || mprotect(p + n - page, page, PROT_NONE) != 0)
+        abort();
+    hold(r, p, false, n);
+    return p + n - page - bytes;
+}
+
 void *op_memory(struct op_run *r, size_t bytes) {
+    if (r->c->guard)
+        return guarded(r, bytes);
     void *p = calloc(bytes ? bytes : 1, 1);
-    hold(r, p, false);
+    hold(r, p, false, 0);
     return p;
 }
 
 /* Backend memory; a backend that has none ends the run here, with its reason. */
 static void *device(struct op_run *r, size_t bytes) {
+    if (r->c->guard)
+        return guarded(r, bytes);
     void *p = r->c->be->ops->alloc(r->c->be, bytes);
     if (!p) {
         printf("no backend memory: %s\n", dg_error_text(&r->c->be->error));
         exit(1);
     }
-    hold(r, p, true);
+    hold(r, p, true, 0);
     return p;
 }
 
@@ -125,6 +141,8 @@ void op_fetch(struct op_run *r, struct op_plane *p) {
     for (int i = -1; i <= p->p.rows; i++)
         for (int64_t c = 0; c < p->p.ld; c++) {
             int64_t at = (i + 1) * p->p.ld + c;
+            for (size_t b = 0; b < esz; b++)
+                r->c->digest = (r->c->digest ^ ((unsigned char *)p->raw)[(size_t)at * esz + b]) * 0x100000001b3ull;
             if (i >= 0 && i < p->p.rows && c < p->p.cols)
                 p->v[(int64_t)i * p->p.cols + c] = op_get(p->raw, p->p.dtype, at);
             else
@@ -282,7 +300,9 @@ void op_done(struct op_run *r, const char *fmt, ...) {
     while (r->held) {
         struct op_held *h = r->held;
         r->held = h->next;
-        if (h->device)
+        if (h->guarded)
+            munmap(h->p, h->guarded);
+        else if (h->device)
             r->c->be->ops->free(r->c->be, h->p);
         else
             free(h->p);

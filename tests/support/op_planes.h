@@ -12,6 +12,7 @@ static inline double sum_bound(double n) { return (n / 16 + 48) * U; }
 struct op_held {
     void *p;
     bool device;
+    size_t guarded; /* bytes of the mapping whose last page is the guard; 0 = none */
     struct op_held *next;
 };
 

@@ -32,7 +32,7 @@ static int drop(void **state) {
 
 static void defaults(void **state) {
     (void)state;
-    assert_true(f.attn_window && !f.attn_topk && f.attn_topk_dyn && f.attn_topk_decode);
+    assert_true(f.attn_window && f.attn_topk && f.attn_topk_dyn && f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 64);
     assert_true(f.commit_conf_trim == 0.9 && f.commit_conf_hard == 0);
     assert_false(f.continue_past_stop || f.ws_block_stop || f.freeze || f.reference_stops);
@@ -52,7 +52,7 @@ static void defaults(void **state) {
 /* Every switch, each with a valid value that is not its default. */
 static void every_flag_loads(void **state) {
     (void)state;
-    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=1", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128",
+    assert_int_equal(LOAD("DGQ_ATTN_WINDOW=0", "DGQ_ATTN_TOPK=0", "DGQ_ATTN_TOPK_DYN=0", "DGQ_ATTN_TOPK_K=128",
                           "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
                           "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
@@ -60,7 +60,7 @@ static void every_flag_loads(void **state) {
                           "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_KV_REUSE=0", "DGQ_TOOL_VALIDATE=1",
                           "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d"),
                      DG_OK);
-    assert_true(!f.attn_window && f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
+    assert_true(!f.attn_window && !f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 128);
     assert_true(f.commit_conf_trim == 0.5 && f.commit_conf_hard == 0.25 && f.early_stop_mean_ent == 0.1);
     assert_true(f.continue_past_stop && f.ws_block_stop && f.freeze && f.reference_stops);

@@ -1,0 +1,367 @@
+/* The CPU backend's matrix products against what the machine gives: cpu [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--repeat N] [FILTER]
+ *
+ * Each repeat of a case is followed by a register-only loop of the level's multiply-add, or, where a case reads more than it multiplies, by a
+ * plain read of memory, on as many threads: the ratio of a row is the median of these pairs, both by the processor's time, so that other work
+ * on the machine disturbs it little. */
+#include "core/half.h"
+#include "core/mem.h"
+#include "ops/cpu/cpu.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define HIDDEN 2816
+#define VOCAB 262144
+#define EXPERTS 128
+#define TOPK 8
+#define MOE 704
+#define ROWS 256
+#define READ_BYTES (256u << 20)
+
+static struct {
+    struct dg_backend *be;
+    enum dg_cpu_level level;
+    int repeat;
+    const char *filter;
+    char command[200];
+    float *memory; /* READ_BYTES */
+    struct dg_pool *pool;
+} b;
+
+static double read_clock(clockid_t which) {
+    struct timespec t;
+    clock_gettime(which, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static double now(void) { return read_clock(CLOCK_MONOTONIC); }
+/* The processor's time of all threads, over their number: what the wall clock would show on an idle machine, but for the threads' waiting. */
+static double clock_now(void) { return read_clock(CLOCK_PROCESS_CPUTIME_ID) / dg_pool_threads(b.be->pool); }
+
+static int by_value(const void *a, const void *c) {
+    double x = *(const double *)a, y = *(const double *)c;
+    return x < y ? -1 : x > y;
+}
+
+static double median(double *v, int n) {
+    qsort(v, (size_t)n, sizeof *v, by_value);
+    return v[n / 2];
+}
+
+/* Twelve chains of multiply-adds, each on a register of its own. */
+#define PEAK_ROUNDS 2000000
+#if defined(__x86_64__)
+#define PEAK(name, features, type, op)                                                                                               \
+    __attribute__((target(features))) static void name(void *arg, int part, int n_parts) {                                           \
+        (void)arg, (void)part, (void)n_parts;                                                                                        \
+        type z = {0}, a0 = z, a1 = z, a2 = z, a3 = z, a4 = z, a5 = z, a6 = z, a7 = z, a8 = z, a9 = z, a10 = z, a11 = z;              \
+        for (int r = 0; r < PEAK_ROUNDS; r++)                                                                                        \
+            __asm__ volatile(op "%12, %12, %0\n" op "%12, %12, %1\n" op "%12, %12, %2\n" op "%12, %12, %3\n" op "%12, %12, %4\n" op  \
+                                "%12, %12, %5\n" op "%12, %12, %6\n" op "%12, %12, %7\n" op "%12, %12, %8\n" op "%12, %12, %9\n" op \
+                                "%12, %12, %10\n" op "%12, %12, %11\n"                                                              \
+                             : "+v"(a0), "+v"(a1), "+v"(a2), "+v"(a3), "+v"(a4), "+v"(a5), "+v"(a6), "+v"(a7), "+v"(a8), "+v"(a9),   \
+                               "+v"(a10), "+v"(a11)                                                                                  \
+                             : "v"(z));                                                                                              \
+    }
+PEAK(peak_avx2, "avx2,fma", __m256, "vfmadd231ps ")
+PEAK(peak_avx512, "avx512f", __m512, "vfmadd231ps ")
+PEAK(peak_bf16, "avx512bf16,avx512f", __m512, "vdpbf16ps ")
+#define PLAIN_KEEP(v) __asm__ volatile("" : "+x"(v))
+#else
+#define PLAIN_KEEP(v) __asm__ volatile("" : "+w"(v))
+#endif
+static void peak_plain(void *arg, int part, int n_parts) {
+    (void)arg, (void)part, (void)n_parts;
+    typedef float v4 __attribute__((vector_size(16)));
+    v4 z = {0}, a0 = z, a1 = z, a2 = z, a3 = z, a4 = z, a5 = z, a6 = z, a7 = z, a8 = z, a9 = z, a10 = z, a11 = z;
+    for (int r = 0; r < PEAK_ROUNDS; r++) {
+#define STEP(a)        \
+    a = a * z + a;      \
+    PLAIN_KEEP(a);
+        STEP(a0) STEP(a1) STEP(a2) STEP(a3) STEP(a4) STEP(a5) STEP(a6) STEP(a7) STEP(a8) STEP(a9) STEP(a10) STEP(a11)
+    }
+}
+
+/* GFLOP/s of the level's multiply-add on all threads. */
+static double peak(void) {
+    dg_pool_fn *fn = peak_plain;
+    double lanes = 4;
+#if defined(__x86_64__)
+    bool bf16 = b.level == DG_CPU_AVX512BF16 && b.be->ops->act == DG_BF16;
+    if (b.level >= DG_CPU_AVX2)
+        fn = bf16 ? peak_bf16 : b.level >= DG_CPU_AVX512 ? peak_avx512 : peak_avx2;
+    lanes = fn == peak_bf16 ? 32 : fn == peak_avx512 ? 16 : fn == peak_avx2 ? 8 : 4;
+#endif
+    double t = clock_now();
+    dg_pool_run(b.be->pool, fn, NULL);
+    return 2.0 * lanes * 12 * PEAK_ROUNDS * dg_pool_threads(b.be->pool) / (clock_now() - t) * 1e-9;
+}
+
+static void read_part(void *arg, int part, int n_parts) {
+    (void)arg;
+    typedef float v8 __attribute__((vector_size(32)));
+    int64_t begin, end;
+    dg_pool_range(READ_BYTES / sizeof(v8), 64, part, n_parts, &begin, &end);
+    const v8 *p = (const v8 *)b.memory;
+    v8 s[8] = {{0}};
+    for (int64_t i = begin; i < end; i += 8)
+        for (int j = 0; j < 8; j++)
+            s[j] += p[i + j];
+    for (int j = 1; j < 8; j++)
+        s[0] += s[j];
+    __asm__ volatile("" : : "m"(s[0]) : "memory");
+}
+
+/* GB/s of a plain read on all threads. */
+static double bandwidth(void) {
+    double t = clock_now();
+    dg_pool_run(b.be->pool, read_part, NULL);
+    return READ_BYTES / (clock_now() - t) * 1e-9;
+}
+
+typedef void run_fn(void *ctx);
+
+static bool wanted(const char *what) { return !b.filter || strstr(what, b.filter); }
+
+/* flops, bytes: of one run. */
+static void measure(const char *what, run_fn *fn, void *ctx, double flops, double bytes, bool memory_bound) {
+    double t[99], ratio[99];
+    fn(ctx);
+    for (int i = 0; i < b.repeat; i++) {
+        double start = now(), cpu_start = clock_now();
+        fn(ctx);
+        t[i] = now() - start;
+        double cpu = clock_now() - cpu_start;
+        ratio[i] = memory_bound ? bytes / cpu * 1e-9 / bandwidth() : flops / cpu * 1e-9 / peak();
+    }
+    double s = median(t, b.repeat);
+    printf("%s,%.4g,ms,%s\n", what, s * 1e3, b.command);
+    printf("%s,%.4g,%s,%s\n", what, memory_bound ? bytes / s * 1e-9 : flops / s * 1e-9, memory_bound ? "GB/s" : "GFLOP/s", b.command);
+    printf("%s,%.3f,%s,%s\n", what, median(ratio, b.repeat), memory_bound ? "of read bandwidth" : "of multiply-add peak", b.command);
+    fflush(stdout);
+}
+
+static uint64_t rng = 1;
+static uint32_t next(void) {
+    rng = rng * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(rng >> 32);
+}
+
+static void *need(void *p) {
+    if (!p) {
+        fprintf(stderr, "bench cpu: no memory\n");
+        exit(1);
+    }
+    return p;
+}
+
+/* n rows of k with codes at random and scales near one. */
+static uint8_t *weights(enum dg_format fmt, int64_t e, int64_t n, int64_t k) {
+    int64_t mat = dg_format_mat_bytes(fmt, n, k), row = dg_format_row_bytes(fmt, k), head = dg_format_traits(fmt)->mat_extra;
+    uint8_t *w = need(dg_calloc((size_t)(e * mat + 8), 1));
+    const uint16_t one = dg_f32_bf16(0.01f), less = dg_f32_bf16(-0.05f);
+    for (int64_t i = 0; i < e * mat; i += 4) {
+        uint32_t v = next();
+        memcpy(w + i, &v, 4);
+    }
+    for (int64_t m = 0; m < e; m++) {
+        float global = 0.01f;
+        if (head)
+            memcpy(w + m * mat, &global, 4);
+        for (int64_t r = 0; r < n; r++) {
+            uint8_t *p = w + m * mat + head + r * row;
+            if (fmt == DG_FMT_BF16)
+                for (int64_t i = 0; i < k; i++) /* exponents near zero */
+                    p[2 * i + 1] = (uint8_t)(0x3b | (p[2 * i + 1] & 0x80));
+            else if (fmt == DG_FMT_Q8_ROW)
+                memcpy(p, &one, 2);
+            else if (fmt == DG_FMT_NVFP4_BLOCK)
+                memset(p + k / 2, 0x38, (size_t)(k / 16));
+            else
+                for (int64_t i = 0, block = dg_format_traits(fmt)->block_bytes; i < row; i += block) {
+                    memcpy(p + i, &one, 2);
+                    memcpy(p + i + 2, &less, 2);
+                }
+        }
+    }
+    return w;
+}
+
+static struct dg_plane plane(int rows, int cols, enum dg_dtype t) {
+    struct dg_plane p = dg_plane_alloc(b.be, t, rows, cols);
+    need(p.data);
+    for (int64_t i = 0; i < (int64_t)rows * cols; i++) {
+        float v = (float)(int32_t)next() * 0x1p-31f;
+        if (t == DG_F32)
+            ((float *)p.data)[i] = v;
+        else
+            ((uint16_t *)p.data)[i] = dg_f32_bf16(v);
+    }
+    return p;
+}
+
+struct linear_case {
+    struct dg_plane x, y;
+    struct dg_mat w;
+};
+
+static void run_linear(void *ctx) {
+    struct linear_case *c = ctx;
+    const struct dg_mat *list = &c->w;
+    b.be->ops->linear(b.be, &c->x, &list, 1, DG_EPI_NONE, &c->y);
+}
+
+static void linear(enum dg_format fmt, int m, int n, bool memory_bound) {
+    char what[96];
+    snprintf(what, sizeof what, "linear %s %dx%dx%d", dg_format_traits(fmt)->name, m, n, HIDDEN);
+    if (!wanted(what))
+        return;
+    enum dg_dtype act = b.be->ops->act;
+    uint8_t *w = weights(fmt, 1, n, HIDDEN);
+    struct linear_case c = {plane(m, HIDDEN, act), plane(m, n, act), {fmt, n, HIDDEN, w, 0}};
+    measure(what, run_linear, &c, 2.0 * m * n * HIDDEN, (double)dg_format_mat_bytes(fmt, n, HIDDEN), memory_bound);
+    dg_plane_free(b.be, &c.x);
+    dg_plane_free(b.be, &c.y);
+    dg_free(w);
+}
+
+struct expert_case {
+    struct dg_plane x, y;
+    struct dg_routing route;
+    struct dg_stack up, down;
+};
+
+static void run_experts(void *ctx) {
+    struct expert_case *c = ctx;
+    b.be->ops->experts(b.be, &c->x, &c->route, &c->up, &c->down, &c->y);
+}
+
+static void experts(enum dg_format fmt, int m) {
+    char what[96];
+    snprintf(what, sizeof what, "experts %s %d rows %d of %d", dg_format_traits(fmt)->name, m, TOPK, EXPERTS);
+    if (!wanted(what))
+        return;
+    int32_t *id = need(dg_calloc((size_t)(m * TOPK), sizeof *id));
+    float *weight = need(dg_calloc((size_t)(m * TOPK), sizeof *weight));
+    for (int i = 0; i < m; i++)
+        for (int r = 0; r < TOPK; r++) {
+            bool taken = true;
+            while (taken) {
+                id[i * TOPK + r] = (int32_t)(next() % EXPERTS);
+                taken = false;
+                for (int q = 0; q < r; q++)
+                    taken |= id[i * TOPK + q] == id[i * TOPK + r];
+            }
+            weight[i * TOPK + r] = 0.125f;
+        }
+    uint8_t *up = weights(fmt, EXPERTS, 2 * MOE, HIDDEN), *down = weights(fmt, EXPERTS, HIDDEN, MOE);
+    struct expert_case c = {plane(m, HIDDEN, b.be->ops->act), plane(m, HIDDEN, DG_F32), {id, weight, TOPK},
+                            {fmt, EXPERTS, 2 * MOE, HIDDEN, up, 0}, {fmt, EXPERTS, HIDDEN, MOE, down, 0}};
+    double active = m == 1 ? TOPK : EXPERTS;
+    measure(what, run_experts, &c, 2.0 * m * TOPK * 3 * MOE * HIDDEN,
+            active * (double)(dg_format_mat_bytes(fmt, 2 * MOE, HIDDEN) + dg_format_mat_bytes(fmt, HIDDEN, MOE)), m == 1);
+    dg_plane_free(b.be, &c.x);
+    dg_plane_free(b.be, &c.y);
+    dg_free(up);
+    dg_free(down);
+    dg_free(id);
+    dg_free(weight);
+}
+
+struct head_case {
+    struct dg_plane x, logits;
+    struct dg_mat w;
+    struct dg_row_stats stats;
+};
+
+static void run_head(void *ctx) {
+    struct head_case *c = ctx;
+    b.be->ops->head(b.be, &c->x, &c->w, 30, 1.25f, &c->logits, &c->stats);
+}
+
+static void head(enum dg_format fmt, int m) {
+    char what[96];
+    snprintf(what, sizeof what, "head %s %dx%dx%d", dg_format_traits(fmt)->name, m, VOCAB, HIDDEN);
+    if (!wanted(what))
+        return;
+    uint8_t *w = weights(fmt, 1, VOCAB, HIDDEN);
+    float *s = need(dg_calloc((size_t)m * 5, sizeof *s));
+    struct head_case c = {plane(m, HIDDEN, b.be->ops->act), plane(m, VOCAB, DG_F32), {fmt, VOCAB, HIDDEN, w, 0},
+                          {s, s + m, s + 2 * m, s + 3 * m, (int32_t *)(s + 4 * m)}};
+    int repeat = b.repeat;
+    b.repeat = repeat > 3 ? 3 : repeat;
+    measure(what, run_head, &c, 2.0 * m * VOCAB * HIDDEN, (double)dg_format_mat_bytes(fmt, VOCAB, HIDDEN), m == 1);
+    b.repeat = repeat;
+    dg_plane_free(b.be, &c.x);
+    dg_plane_free(b.be, &c.logits);
+    dg_free(w);
+    dg_free(s);
+}
+
+int main(int argc, char **argv) {
+    struct dg_error err = {0};
+    struct dg_cpu_opts o = {.cap = dg_cpu_level_detect()};
+    enum dg_status st = DG_OK;
+    b.repeat = 9;
+    snprintf(b.command, sizeof b.command, "make bench");
+    for (int i = 1; i < argc && st == DG_OK; i++) {
+        const char *v = i + 1 < argc ? argv[i + 1] : "";
+        size_t n = strlen(b.command);
+        snprintf(b.command + n, sizeof b.command - n, "%s%s", i == 1 ? " (bench/cpu " : " ", argv[i]);
+        if (!strcmp(argv[i], "--cpu"))
+            st = dg_cpu_level_cap(&o.cap, argv[++i], &err);
+        else if (!strcmp(argv[i], "--planes"))
+            o.planes = *argv[++i] == 'b' ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_F32;
+        else if (!strcmp(argv[i], "--threads"))
+            o.threads = (int)strtol(argv[++i], NULL, 10);
+        else if (!strcmp(argv[i], "--repeat"))
+            b.repeat = (int)strtol(argv[++i], NULL, 10);
+        else
+            b.filter = argv[i];
+        if (argv[i] == v) {
+            n = strlen(b.command);
+            snprintf(b.command + n, sizeof b.command - n, " %s", v);
+        }
+    }
+    if (argc > 1)
+        snprintf(b.command + strlen(b.command), sizeof b.command - strlen(b.command), ")");
+    b.repeat = b.repeat < 1 ? 1 : b.repeat > 99 ? 99 : b.repeat;
+    static const struct dg_model model = {.cfg = {.vocab = VOCAB, .hidden = HIDDEN, .experts = EXPERTS, .topk = TOPK, .moe = MOE}};
+    struct dg_reserve r = {.rows = ROWS, .ctx = 1, .k_max = 4096, .topk = TOPK, .experts = EXPERTS, .moe = MOE, .hidden = HIDDEN};
+    if (st != DG_OK || dg_cpu_create(&b.be, &model, &o, &err) != DG_OK || dg_backend_reserve(b.be, &r, &err) != DG_OK) {
+        fprintf(stderr, "bench cpu: %s\n", dg_error_text(&err));
+        return 1;
+    }
+    b.level = dg_cpu_backend_level(b.be);
+    b.memory = need(dg_calloc(READ_BYTES, 1));
+    memset(b.memory, 1, READ_BYTES);
+    double p[9], q[9];
+    for (int i = 0; i < 9; i++) {
+        p[i] = peak();
+        q[i] = bandwidth();
+    }
+    int threads = dg_pool_threads(b.be->pool);
+    printf("cpu %s %d threads multiply-add peak,%.4g,GFLOP/s,%s\n", dg_cpu_level_name(b.level), threads, median(p, 9), b.command);
+    printf("cpu %s %d threads read bandwidth,%.4g,GB/s,%s\n", dg_cpu_level_name(b.level), threads, median(q, 9), b.command);
+    static const enum dg_format all[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK};
+    for (int f = 0; f < 5; f++)
+        linear(all[f], ROWS, HIDDEN, false);
+    for (int f = 0; f < 5; f++)
+        linear(all[f], ROWS, 4096, false);
+    for (int f = 0; f < 5; f++)
+        linear(all[f], 1, 65536, true);
+    linear(DG_FMT_BF16, 8, 65536, true);
+    experts(DG_FMT_Q4_BLOCK, ROWS);
+    experts(DG_FMT_Q6_BLOCK, ROWS);
+    experts(DG_FMT_NVFP4_BLOCK, ROWS);
+    head(DG_FMT_BF16, ROWS);
+    dg_free(b.memory);
+    dg_backend_destroy(b.be);
+    return 0;
+}

@@ -1,0 +1,335 @@
+/* Attention: a tile of keys after another past a block of queries.
+ *
+ * A block is some rows and the query heads of one kv head; its keys and values are converted once a tile for all of them. Tiles begin at
+ * multiples of DG_VEC_TILE in absolute position, so every query sees the same tiles in the same order however a batch is cut, and those
+ * that hold nothing it may see leave its sums as they are. Dense and sliding attention keep a running maximum and sum (online softmax) and
+ * add weights x values tile by tile. Top-k collects the scores above the best k-th so far and comes to the values when all keys have passed. */
+#include "ops/cpu/rows.h"
+
+#include "core/half.h"
+
+#include <math.h>
+#include <stdatomic.h>
+
+struct att_job {
+    const struct dg_cpu *c;
+    const struct dg_plane *q;
+    int32_t heads;
+    const struct dg_batch *batch;
+    const struct dg_kv_layer *kv;
+    struct dg_plane *y;
+    int32_t row0, row1;    /* rows of the batch that this run computes */
+    bool topk;
+    int32_t group, hdp;    /* query heads a kv head; head dimension, padded */
+    int32_t block_heads, block_rows;
+    atomic_llong next;     /* block nobody has taken */
+    int32_t room;          /* candidates a query of a top-k may hold between two selections */
+};
+
+/* One block in work. */
+struct att_block {
+    const struct att_job *j;
+    int32_t row, rows, head, heads, kvh; /* first row, first query head, of kv head kvh */
+    int32_t nq;                          /* rows * heads; query i is row + i / heads, head + i % heads */
+    int64_t lo, hi;                      /* positions that some row sees */
+    float *q, *o, *k, *v, *s;
+    float max[DG_ROWS_BLOCK], sum[DG_ROWS_BLOCK], alpha[DG_ROWS_BLOCK];
+    int64_t from[DG_ROWS_BLOCK], to[DG_ROWS_BLOCK]; /* positions that a query sees */
+    struct dg_vec_found found[DG_ROWS_BLOCK];
+};
+
+static const struct dg_vec_kernels *vec(const struct att_block *b) { return &b->j->c->k.vec; }
+
+static void load_queries(struct att_block *b) {
+    const struct att_job *j = b->j;
+    int32_t hd = j->kv->hd, hdp = j->hdp;
+    b->lo = INT64_MAX;
+    b->hi = 0;
+    for (int32_t i = 0; i < b->nq; i++) {
+        int32_t row = b->row + i / b->heads, head = b->head + i % b->heads;
+        float *dst = b->q + (int64_t)i * hdp;
+        dg_rows_load(vec(b), j->q->data, j->q->dtype, row * j->q->ld + (int64_t)head * hd, hd, dst);
+        memset(dst + hd, 0, (size_t)(hdp - hd) * sizeof *dst);
+        dg_batch_visible(j->batch, j->kv, row, &b->from[i], &b->to[i]);
+        b->lo = b->from[i] < b->lo ? b->from[i] : b->lo;
+        b->hi = b->to[i] > b->hi ? b->to[i] : b->hi;
+        b->max[i] = -INFINITY;
+        b->sum[i] = 0;
+    }
+}
+
+/* Positions [first, first + DG_VEC_TILE) as rows of f32; those outside [b->lo, b->hi) are zero, for nobody may have written them. Returns how
+ * many lead the tile, a multiple of four. */
+static int load_keys(struct att_block *b, int64_t first) {
+    const struct dg_kv_layer *kv = b->j->kv;
+    int32_t hd = kv->hd, hdp = b->j->hdp;
+    int n = 0;
+    for (int t = 0; t < DG_VEC_TILE && first + t < b->hi; t++, n++) {
+        float *dst = b->k + (int64_t)t * hdp;
+        bool there = first + t >= b->lo;
+        if (there)
+            dg_rows_load(vec(b), kv->k, kv->dtype, (dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * hd, hd, dst);
+        int32_t used = there ? hd : 0;
+        memset(dst + used, 0, (size_t)(hdp - used) * sizeof *dst);
+    }
+    int all = (n + 3) & ~3;
+    memset(b->k + (int64_t)n * hdp, 0, (size_t)(all - n) * (size_t)hdp * sizeof *b->k);
+    return all;
+}
+
+static void load_values(struct att_block *b, int64_t first, int k0, int k1) {
+    const struct dg_kv_layer *kv = b->j->kv;
+    int32_t hd = kv->hd, panels = b->j->hdp / vec(b)->panel;
+    float row[DG_HEAD_DIM_MAX];
+    for (int t = k0; t < k1; t++) {
+        int64_t at = (dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * hd;
+        if (kv->dtype == DG_F32) {
+            vec(b)->to_panels((const float *)kv->v + at, hd, b->v, DG_VEC_TILE, t, panels);
+        } else {
+            dg_rows_load(vec(b), kv->v, kv->dtype, at, hd, row);
+            vec(b)->to_panels(row, hd, b->v, DG_VEC_TILE, t, panels);
+        }
+    }
+}
+
+/* Rows [t0, t1) of the tile at `first` are on their way from memory: a cache's rows lie apart, and no prefetcher of the hardware follows. */
+static void ask_for(const struct att_block *b, const void *base, int64_t first, int t0, int t1) {
+    const struct dg_kv_layer *kv = b->j->kv;
+    size_t row = (size_t)kv->hd * dg_dtype_bytes(kv->dtype);
+    for (int t = t0; t < t1 && first + t < b->hi; t++) {
+        const char *p = (const char *)base + (size_t)(dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * row;
+        for (size_t x = 0; x < row; x += 64)
+            __builtin_prefetch(p + x, 0, 2);
+    }
+}
+
+/* Scores of the n keys loaded; meanwhile the values of this tile (next_v) or the keys of the next one are fetched. */
+static void score_tile(const struct att_block *b, int64_t first, int n, bool next_v) {
+    const struct att_job *j = b->j;
+    for (int t = 0; t < n; t += 16) {
+        if (next_v)
+            ask_for(b, j->kv->v, first, t, t + 16);
+        else
+            ask_for(b, j->kv->k, first + DG_VEC_TILE, t, t + 16);
+        vec(b)->scores(b->q, b->nq, b->k + (int64_t)t * j->hdp, n - t < 16 ? n - t : 16, j->hdp, b->s + t);
+    }
+}
+
+/* Adds the tile's weighted values, a quarter of the columns at a time, while the next tile's keys are fetched. */
+static void weigh_tile(const struct att_block *b, int64_t first, const float *alpha, int k0, int k1) {
+    const struct att_job *j = b->j;
+    int panels = j->hdp / vec(b)->panel;
+    for (int c = 0, i = 0; i < 4; i++) {
+        int end = panels * (i + 1) / 4;
+        ask_for(b, j->kv->k, first + DG_VEC_TILE, i * 16, i * 16 + 16);
+        vec(b)->weigh(b->o + (int64_t)c * b->nq * vec(b)->panel, b->nq, b->nq, b->s, DG_VEC_TILE, alpha,
+                      b->v + (int64_t)c * DG_VEC_TILE * vec(b)->panel, DG_VEC_TILE, k0, k1, end - c);
+        c = end;
+    }
+}
+
+static int in_tile(int64_t pos, int64_t first) { return pos <= first ? 0 : pos >= first + DG_VEC_TILE ? DG_VEC_TILE : (int)(pos - first); }
+
+static void dense(struct att_block *b) {
+    const struct att_job *j = b->j;
+    int32_t hd = j->kv->hd;
+    memset(b->o, 0, (size_t)b->nq * (size_t)j->hdp * sizeof *b->o);
+    for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
+        int n = load_keys(b, first), k0 = in_tile(b->lo, first), k1 = in_tile(b->hi, first);
+        score_tile(b, first, n, true);
+        bool keep = true;
+        for (int32_t i = 0; i < b->nq; i++) {
+            b->alpha[i] = vec(b)->softmax_tile(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), &b->max[i], &b->sum[i]);
+            keep &= b->alpha[i] == 1;
+        }
+        load_values(b, first, k0, k1);
+        weigh_tile(b, first, keep ? NULL : b->alpha, k0, k1);
+    }
+    for (int32_t i = 0; i < b->nq; i++) {
+        float out[DG_HEAD_DIM_MAX];
+        vec(b)->from_panels(b->o, b->nq, i, hd, 1.0f / b->sum[i], out);
+        dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, (b->row + i / b->heads) * j->y->ld + (int64_t)(b->head + i % b->heads) * hd);
+    }
+}
+
+/* A float's bits in the order of its value. */
+static uint32_t ordered(float f) {
+    uint32_t u = dg_f32_bits(f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+
+/* The k-th largest of n scores (1 <= k <= n), a byte at a time from the top; *ties: how many of the k equal it. */
+static float kth_largest(const float *s, int32_t n, int32_t k, int32_t *ties) {
+    uint32_t prefix = 0, mask = 0;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        int32_t count[256] = {0};
+        for (int32_t i = 0; i < n; i++) {
+            uint32_t u = ordered(s[i]);
+            count[u >> shift & 255] += (u & mask) == prefix;
+        }
+        uint32_t d = 255;
+        while (count[d] < k)
+            k -= count[d--];
+        prefix |= d << shift;
+        mask |= 255u << shift;
+    }
+    *ties = k;
+    return dg_bits_f32(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
+}
+
+/* Leaves the k best, in position order; of equal ones the earlier. Later keys must then be better than the worst of them. */
+static void keep_best(struct dg_vec_found *f, int32_t k) {
+    if (f->n <= k)
+        return;
+    int32_t ties, n = 0;
+    float least = kth_largest(f->score, f->n, k, &ties);
+    for (int32_t i = 0; i < f->n; i++)
+        if (f->score[i] > least || (f->score[i] == least && ties-- > 0)) {
+            f->score[n] = f->score[i];
+            f->key[n++] = f->key[i];
+        }
+    f->n = n;
+    f->above = least;
+}
+
+/* y = the values of the found keys, weighted by the softmax of their scores. */
+static void gather(const struct att_block *b, int32_t i) {
+    const struct att_job *j = b->j;
+    const struct dg_kv_layer *kv = j->kv;
+    const struct dg_vec_found *f = &b->found[i];
+    float max = -INFINITY, out[DG_HEAD_DIM_MAX];
+    int32_t hd = kv->hd;
+    for (int32_t t = 0; t < f->n; t++)
+        max = f->score[t] > max ? f->score[t] : max;
+    float sum = f->any_nan ? NAN : vec(b)->exps(f->score, f->n, max);
+    memset(out, 0, (size_t)hd * sizeof *out);
+    for (int32_t t = 0; t < f->n; t += 4) {
+        int n = f->n - t < 4 ? f->n - t : 4;
+        int64_t at[4];
+        for (int r = 0; r < n; r++)
+            at[r] = (dg_kv_slot(kv, f->key[t + r]) * kv->kv_heads + b->kvh) * hd;
+        if (kv->dtype == DG_F32) {
+            const float *w[4] = {0};
+            for (int r = 0; r < n; r++)
+                w[r] = (const float *)kv->v + at[r];
+            vec(b)->axpy_f32(out, w, f->score + t, n, hd);
+        } else {
+            const uint16_t *w[4] = {0};
+            for (int r = 0; r < n; r++)
+                w[r] = (const uint16_t *)kv->v + at[r];
+            for (int r = 0; r < 4 && t + 4 + r < f->n; r++) {
+                const char *next = (const char *)((const uint16_t *)kv->v + (dg_kv_slot(kv, f->key[t + 4 + r]) * kv->kv_heads + b->kvh) * hd);
+                for (int32_t x = 0; x < 2 * hd; x += 64)
+                    __builtin_prefetch(next + x);
+            }
+            vec(b)->axpy_f16(out, w, f->score + t, n, hd);
+        }
+    }
+    for (int32_t c = 0; c < hd; c++)
+        out[c] /= sum; /* no score above -inf: 0 / 0, as the softmax of nothing is */
+    dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, (b->row + i / b->heads) * j->y->ld + (int64_t)(b->head + i % b->heads) * hd);
+}
+
+static void topk(struct att_block *b, int part) {
+    const struct att_job *j = b->j;
+    const struct dg_cpu_rows *r = &j->c->rows;
+    int32_t keys[DG_ROWS_BLOCK];
+    for (int32_t i = 0; i < b->nq; i++) {
+        int64_t at = part * DG_ROWS_FOUND + i * (int64_t)j->room;
+        b->found[i] = (struct dg_vec_found){r->found_score + at, r->found_key + at, 0, -INFINITY, false};
+        keys[i] = (int32_t)dg_batch_keys(j->batch, b->to[i] - b->from[i]);
+    }
+    for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
+        int n = load_keys(b, first);
+        score_tile(b, first, n, false);
+        for (int32_t i = 0; i < b->nq; i++) {
+            if (b->found[i].n + DG_VEC_TILE > j->room)
+                keep_best(&b->found[i], keys[i]);
+            vec(b)->collect(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), (int32_t)first, &b->found[i]);
+        }
+    }
+    for (int32_t i = 0; i < b->nq; i++) {
+        keep_best(&b->found[i], keys[i]);
+        gather(b, i);
+    }
+}
+
+/* Blocks: slices of a kv head's query heads, cuts of the rows. */
+static int32_t slices_of(const struct att_job *j) { return (j->group + j->block_heads - 1) / j->block_heads; }
+static int32_t cuts_of(const struct att_job *j) { return (j->row1 - j->row0 + j->block_rows - 1) / j->block_rows; }
+static int64_t units_of(const struct att_job *j) { return (int64_t)j->kv->kv_heads * slices_of(j) * cuts_of(j); }
+
+static void att_part(void *arg, int part, int n_parts) {
+    (void)n_parts;
+    struct att_job *j = arg;
+    const struct dg_cpu_rows *r = &j->c->rows;
+    struct att_block b = {.j = j};
+    b.q = r->query + (int64_t)part * 2 * r->query_floats;
+    b.o = b.q + r->query_floats;
+    b.k = r->tile + (int64_t)part * 2 * r->tile_floats;
+    b.v = b.k + r->tile_floats;
+    b.s = r->score + (int64_t)part * DG_ROWS_BLOCK * DG_VEC_TILE;
+    int32_t slices = slices_of(j), cuts = cuts_of(j);
+    int64_t units = units_of(j);
+    /* whoever is free takes the next block: those of later rows of a causal batch see more keys. Who computes it leaves no trace in it. */
+    for (int64_t u; (u = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < units;) {
+        int32_t slice = (int32_t)(u / cuts % slices);
+        b.kvh = (int32_t)(u / cuts / slices);
+        b.row = j->row0 + (int32_t)(u % cuts) * j->block_rows;
+        b.rows = j->row1 - b.row < j->block_rows ? j->row1 - b.row : j->block_rows;
+        b.head = b.kvh * j->group + slice * j->block_heads;
+        b.heads = j->group - slice * j->block_heads < j->block_heads ? j->group - slice * j->block_heads : j->block_heads;
+        b.nq = b.rows * b.heads;
+        load_queries(&b);
+        if (j->topk)
+            topk(&b, part);
+        else
+            dense(&b);
+    }
+}
+
+/* Rows [row0, row1), all dense (keys 0) or all with at most `keys` keys a query. */
+static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t row1, int32_t keys) {
+    if (row0 >= row1)
+        return;
+    int64_t most = DG_ROWS_QUERIES / j->hdp;
+    j->room = 3 * keys + 2 * DG_VEC_TILE; /* fewer would be sorted out too often */
+    j->topk = keys > 0;
+    if (j->topk && most > DG_ROWS_FOUND / j->room)
+        most = DG_ROWS_FOUND / j->room;
+    int32_t queries = most < DG_ROWS_BLOCK ? (int32_t)most : DG_ROWS_BLOCK;
+    j->row0 = row0;
+    j->row1 = row1;
+    atomic_store_explicit(&j->next, 0, memory_order_relaxed);
+    j->block_heads = j->group < queries ? j->group : queries;
+    j->block_rows = queries / j->block_heads;
+    while (j->block_rows > 1 && units_of(j) < 2 * j->c->n_threads) /* work for everybody comes before reuse of a tile */
+        j->block_rows = (j->block_rows + 1) / 2;
+    dg_pool_run(be->pool, att_part, j);
+}
+
+void dg_cpu_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                      const struct dg_kv_layer *kv, struct dg_plane *y) {
+    struct att_job j = {.c = be->impl, .q = q, .heads = heads, .batch = batch, .kv = kv, .y = y};
+    j.group = heads / kv->kv_heads;
+    j.hdp = (int32_t)dg_rows_pad(kv->hd);
+    /* rows that see more keys than they may attend to: the later ones of a causal batch, or all */
+    int32_t from = batch->n_live;
+    int64_t most = 0;
+    for (int32_t i = batch->n_live; !kv->window && i-- > 0; from = i) {
+        int64_t lo, hi;
+        dg_batch_visible(batch, kv, i, &lo, &hi);
+        int64_t keys = dg_batch_keys(batch, hi - lo);
+        if (keys == hi - lo)
+            break;
+        most = keys > most ? keys : most;
+    }
+    if (most > DG_ROWS_TOPK_MAX) {
+        dg_backend_fail(be, DG_E_UNSUPPORTED, "attention to the best keys of a query keeps at most 4096 of them");
+        return;
+    }
+    run(be, &j, 0, from, 0);
+    run(be, &j, from, batch->n_live, (int32_t)most);
+    for (int32_t i = batch->n_live; i < batch->n; i++)
+        memset((char *)y->data + (size_t)(i * y->ld) * dg_dtype_bytes(y->dtype), 0, (size_t)heads * (size_t)kv->hd * dg_dtype_bytes(y->dtype));
+}

@@ -1,0 +1,77 @@
+/* Kernels of the matrix products, one table per level.
+ *
+ * A product is made of register tiles: mr rows of x against DG_GEMM_NR rows of w, one vector accumulator a pair, running along K in order.
+ * K is cut into chunks of kc elements; at a chunk's end each accumulator's lanes are added in one fixed tree and the sum is added to the
+ * result. Length and level alone decide the order of a sum, so that one row of x gives the same bits in any company. */
+#ifndef DG_OPS_CPU_GEMM_H
+#define DG_OPS_CPU_GEMM_H
+
+#include "formats/formats.h"
+#include "ops/cpu/level.h"
+
+#define DG_GEMM_NR 4      /* rows of w in a register tile */
+#define DG_GEMM_MR_MAX 8
+#define DG_GEMM_KC_MAX 2048
+#define DG_GEMM_STEP_MAX 32
+
+/* The arithmetic of one type of activations: what x and the panel of decoded weights hold, and the kernels over them. */
+struct dg_gemm_kind {
+    const char *name;
+    int mr;              /* most rows of x in a tile */
+    int step;            /* elements of one vector along K; rows are padded to it with zeros */
+    int kc;              /* elements of a chunk; a multiple of 32 */
+    int elem;            /* bytes of an element: 4 = f32, 2 = bf16 */
+    bool m_outer;        /* which of a tile's sides is kept in the nearest cache */
+    enum dg_format raw;  /* weights of this format are read in place */
+    /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
+     * DG_GEMM_NR rows of steps * step elements. */
+    void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add);
+    /* Copies n elements of an f32 (0) or bf16 (1) row: vector s to dst + s * stride elements, the last filled up with zeros. */
+    void (*pack[2])(const void *row, int64_t n, int64_t stride, void *dst);
+    /* Decodes elements [k0, k0 + n) of a row of k into dst and fills up to a multiple of step with zeros; k0 is a multiple of 32. Without
+     * the row's factor, where the format has one (dg_gemm_row_factor). */
+    void (*decode[DG_FMT_COUNT])(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst);
+};
+
+/* Statistics of one row over one block of the vocabulary, relative to its own maximum. */
+struct dg_head_part {
+    float max;     /* largest logit, before 1/T */
+    float sum;     /* of e = exp(logit / T - max / T) */
+    float moment;  /* of e * (logit / T - max / T) */
+    int32_t arg;   /* its first place in the block */
+};
+
+struct dg_gemm_kernels {
+    const char *name;
+    struct dg_gemm_kind kind[2]; /* for f32 and for bf16 activations */
+    /* y = c, in f32 (0) or bf16 (1) */
+    void (*store[2])(const float *c, int64_t n, void *y);
+    /* y = gelu(gate) * up */
+    void (*glu[2])(const float *gate, const float *up, int64_t n, void *y);
+    /* c[j] *= f[j] */
+    void (*scale)(float *c, const float *f, int64_t n);
+    /* y += a * x */
+    void (*axpy)(float *y, const float *x, float a, int64_t n);
+    /* z[i] = cap * tanh(z[i] / cap), what is not finite staying as it is, and the block's statistics. n >= 1. */
+    void (*cap_stats)(float *z, int64_t n, float cap, float inv_t, struct dg_head_part *out);
+};
+
+/* Some formats have one factor for a whole row or matrix: it is applied to the sum, not to each weight, so that the codes stay exact in bf16. */
+static inline bool dg_gemm_has_factor(enum dg_format fmt) { return fmt == DG_FMT_Q8_ROW || fmt == DG_FMT_NVFP4_BLOCK; }
+float dg_gemm_row_factor(enum dg_format fmt, const uint8_t *mat, const uint8_t *row);
+
+/* As dg_cpu_kernels_init, for this part of the table. */
+void dg_gemm_kernels_init(struct dg_gemm_kernels *k, enum dg_cpu_level level);
+
+/* One step of it each: fills in what the instruction set makes better. */
+void dg_gemm_init_scalar(struct dg_gemm_kernels *k);
+void dg_gemm_init_avx2(struct dg_gemm_kernels *k);
+void dg_gemm_init_avx512(struct dg_gemm_kernels *k);
+void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k);
+void dg_gemm_init_neon(struct dg_gemm_kernels *k);
+void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
+
+/* E4M3 ("fn") as f32, for all 256 codes. */
+extern const float dg_gemm_e4m3[256];
+
+#endif

@@ -1,0 +1,170 @@
+/* Matrix kernels of AVX-512 BF16: pairs of bf16 along K into f32 sums. The f32 path stays that of AVX-512.
+ *
+ * The instruction takes subnormal inputs as zero and flushes subnormal results, and rounds after each of the two products; the order within a
+ * pair is its own. Weights that are not bf16 are rounded to it once, codes with a factor for the row are exact. */
+#include "ops/cpu/simd_avx512.h"
+
+#include "ops/cpu/gemm_codes512.h"
+
+#include <stdbool.h>
+
+#define MR 6
+#define STEP 32
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 8")
+
+INLINE void sum4(float *c, __m512 a0, __m512 a1, __m512 a2, __m512 a3, bool add) {
+    __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a0, a1), _mm512_unpackhi_ps(a0, a1));
+    __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(a2, a3), _mm512_unpackhi_ps(a2, a3));
+    __m512 s = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))),
+                             _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd))));
+    __m256 h = _mm256_add_ps(_mm512_castps512_ps256(s), _mm512_extractf32x8_ps(s, 1));
+    __m128 t = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    _mm_storeu_ps(c, add ? _mm_add_ps(_mm_loadu_ps(c), t) : t);
+}
+
+INLINE __m512bh load(const uint16_t *p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t steps, float *c, int64_t ldc, bool add) {
+    __m512 acc[MR][DG_GEMM_NR];
+    const uint16_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
+    UNROLL
+    for (int i = 0; i < mr; i++)
+        UNROLL
+        for (int j = 0; j < DG_GEMM_NR; j++)
+            acc[i][j] = _mm512_setzero_ps();
+    for (int64_t s = 0; s < steps * STEP; s += STEP, x += mr * STEP) {
+        __m512bh v0 = load(w0 + s), v1 = load(w1 + s), v2 = load(w2 + s), v3 = load(w3 + s);
+        UNROLL
+        for (int i = 0; i < mr; i++) {
+            __m512bh xv = load(x + i * STEP);
+            acc[i][0] = _mm512_dpbf16_ps(acc[i][0], xv, v0);
+            acc[i][1] = _mm512_dpbf16_ps(acc[i][1], xv, v1);
+            acc[i][2] = _mm512_dpbf16_ps(acc[i][2], xv, v2);
+            acc[i][3] = _mm512_dpbf16_ps(acc[i][3], xv, v3);
+        }
+    }
+    UNROLL
+    for (int i = 0; i < mr; i++)
+        sum4(c + i * ldc, acc[i][0], acc[i][1], acc[i][2], acc[i][3], add);
+}
+
+#define TILE(n)                                                                                                        \
+    static void tile_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add) {        \
+        tile(n, x, (const uint16_t *const *)w, steps, c, ldc, add);                                                    \
+    }
+TILE(1)
+TILE(2)
+TILE(3)
+TILE(4)
+TILE(5)
+TILE(6)
+
+/* Thirty-two values to bf16, the first sixteen first. */
+INLINE void put(uint16_t *d, __m512 first, __m512 last) { _mm512_storeu_si512(d, (__m512i)_mm512_cvtne2ps_pbh(last, first)); }
+
+/* What is left of a row that is no whole number of steps, and zeros up to one. */
+#define TAIL(d, i, n, value)                                                         \
+    for (int64_t end_ = ((n) + STEP - 1) / STEP * STEP; (i) < end_; (i)++)             \
+        (d)[i] = (i) < (n) ? (value) : 0
+
+static void pack_f32(const void *row, int64_t n, int64_t stride, void *dst) {
+    const float *p = row;
+    uint16_t *d = dst;
+    for (; n >= STEP; n -= STEP, p += STEP, d += stride)
+        put(d, _mm512_loadu_ps(p), _mm512_loadu_ps(p + 16));
+    int64_t i = 0;
+    if (n)
+        TAIL(d, i, n, dg_f32_bf16(p[i]));
+}
+
+static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
+    const uint16_t *p = row;
+    uint16_t *d = dst;
+    for (; n >= STEP; n -= STEP, p += STEP, d += stride)
+        _mm512_storeu_si512(d, _mm512_loadu_si512(p));
+    int64_t i = 0;
+    if (n)
+        TAIL(d, i, n, p[i]);
+}
+
+static void decode_bf16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    (void)k;
+    pack_bf16(row + 2 * k0, n, STEP, dst);
+}
+
+static void decode_f32(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    (void)k;
+    pack_f32(row + 4 * k0, n, STEP, dst);
+}
+
+static void decode_f16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    const uint16_t *p = (const uint16_t *)(const void *)row + k0;
+    uint16_t *d = dst;
+    int64_t i = 0;
+    (void)k;
+    for (; i + STEP <= n; i += STEP)
+        put(d + i, (__m512)vf_load_f16(p + i), (__m512)vf_load_f16(p + i + 16));
+    TAIL(d, i, n, dg_f32_bf16(dg_f16_f32(p[i])));
+}
+
+static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    uint16_t *d = dst;
+    (void)k;
+    for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
+        __m512 values = q4_table(row);
+        __m512i table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
+        /* Each byte becomes two 16-bit indices, code j of the pair in the low bits of the j-th. The table holds the values twice, so that the
+         * fifth bit of an index does not matter. */
+        __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(row + 4)));
+        b = _mm512_or_epi32(b, _mm512_slli_epi32(b, 12));
+        _mm512_storeu_si512(d, _mm512_permutexvar_epi16(b, table));
+    }
+}
+
+static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    uint16_t *d = dst;
+    (void)k;
+    for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32)
+        put(d, q6_half(row, 0), q6_half(row, 1));
+}
+
+static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    const int8_t *q = (const int8_t *)row + 2 + k0;
+    uint16_t *d = dst;
+    int64_t i = 0;
+    (void)k;
+    for (; i + STEP <= n; i += STEP)
+        put(d + i, q8_codes(q + i), q8_codes(q + i + 16));
+    TAIL(d, i, n, dg_f32_bf16((float)q[i]));
+}
+
+static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    const uint8_t *scale = row + k / 2 + k0 / 16;
+    uint16_t *d = dst;
+    for (row += k0 / 2; n > 0; n -= 32, row += 16, d += 32, scale += 2)
+        put(d, nvfp4_block(row, scale[0]), n > 16 ? nvfp4_block(row + 8, scale[1]) : _mm512_setzero_ps());
+}
+
+void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
+    struct dg_gemm_kind *g = &k->kind[1];
+    k->name = "avx512bf16";
+    *g = (struct dg_gemm_kind){
+        .name = "avx512bf16",
+        .mr = MR,
+        .step = STEP,
+        .kc = 2048,
+        .elem = 2,
+        .m_outer = true,
+        .raw = DG_FMT_BF16,
+        .tile = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6},
+        .pack = {pack_f32, pack_bf16},
+        .decode = {[DG_FMT_BF16] = decode_bf16,
+                   [DG_FMT_F16] = decode_f16,
+                   [DG_FMT_F32] = decode_f32,
+                   [DG_FMT_Q4_BLOCK] = decode_q4,
+                   [DG_FMT_Q6_BLOCK] = decode_q6,
+                   [DG_FMT_Q8_ROW] = decode_q8,
+                   [DG_FMT_NVFP4_BLOCK] = decode_nvfp4},
+    };
+}

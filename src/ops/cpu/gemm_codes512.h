@@ -1,0 +1,48 @@
+/* Decoding of weight codes to vectors of sixteen floats, for the files of AVX-512. */
+#ifndef DG_OPS_CPU_GEMM_CODES512_H
+#define DG_OPS_CPU_GEMM_CODES512_H
+
+#include "core/half.h"
+#include "ops/cpu/gemm.h"
+#include "ops/cpu/simd_avx512.h"
+
+#if defined(__x86_64__)
+
+DG_AVX512 static inline __m512 code_scale(const uint8_t *p) {
+    uint16_t h;
+    memcpy(&h, p, sizeof h);
+    return _mm512_set1_ps(dg_bf16_f32(h));
+}
+
+/* The sixteen values of a q4 block. */
+DG_AVX512 static inline __m512 q4_table(const uint8_t *block) {
+    const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    return _mm512_fmadd_ps(code_scale(block), code, code_scale(block + 2));
+}
+
+/* The first or last sixteen values of a q6 block. Its codes are 24 bytes: the loads begin at the first and at the eighth, so that none
+ * reaches past the block; each quarter of the vector then picks its 24-bit word. */
+DG_AVX512 static inline __m512 q6_half(const uint8_t *block, int half) {
+#define WORD(a) a, a + 1, a + 2, -128, a, a + 1, a + 2, -128, a, a + 1, a + 2, -128, a, a + 1, a + 2, -128
+    static const signed char pick[2][64] = {{WORD(0), WORD(3), WORD(6), WORD(9)}, {WORD(4), WORD(7), WORD(10), WORD(13)}};
+#undef WORD
+    const __m512i shift = _mm512_setr_epi32(0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18);
+    __m512i b = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(block + 4 + 8 * half)));
+    b = _mm512_srlv_epi32(_mm512_shuffle_epi8(b, _mm512_loadu_si512(pick[half])), shift);
+    return _mm512_fmadd_ps(code_scale(block), _mm512_cvtepi32_ps(_mm512_and_epi32(b, _mm512_set1_epi32(63))), code_scale(block + 2));
+}
+
+DG_AVX512 static inline __m512 q8_codes(const int8_t *q) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)q)));
+}
+
+/* Sixteen values of nvfp4, without the matrix's factor. */
+DG_AVX512 static inline __m512 nvfp4_block(const uint8_t *codes, uint8_t scale) {
+    const __m512 e2m1 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    __m128i b = _mm_loadl_epi64((const __m128i *)codes);
+    __m512i index = _mm512_cvtepu8_epi32(_mm_unpacklo_epi8(b, _mm_srli_epi16(b, 4)));
+    return _mm512_mul_ps(_mm512_permutexvar_ps(index, e2m1), _mm512_set1_ps(dg_gemm_e4m3[scale]));
+}
+
+#endif
+#endif

@@ -1,0 +1,195 @@
+#include "ops/cpu/product.h"
+
+#include "core/mem.h"
+
+#include <string.h>
+
+#define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
+#define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
+#define PANEL_PAD 16   /* elements between a panel's rows, so that they do not fall into the same sets */
+
+static int64_t panel_row(const struct dg_gemm_kind *g) { return g->kc + PANEL_PAD; }
+
+/* The register tiles of a block of m rows: as few as can be, of heights that differ by one at most, so that no tile is left with a single
+ * row, which would wait for its own sums. */
+struct tiles {
+    int n, height, taller; /* the first `taller` of n have a row more */
+};
+
+static struct tiles tiles_of(const struct dg_gemm_kind *g, int m) {
+    int n = (m + g->mr - 1) / g->mr;
+    return (struct tiles){n, m / n, m % n};
+}
+
+static int tile_first(const struct tiles *t, int i) { return i * t->height + (i < t->taller ? i : t->taller); }
+
+void dg_product_pack(const struct dg_gemm_kind *g, void *block, int m, int i, const void *src, enum dg_dtype t, int64_t k) {
+    struct tiles all = tiles_of(g, m);
+    int tall_rows = all.taller * (all.height + 1);
+    int tile = i < tall_rows ? i / (all.height + 1) : all.taller + (i - tall_rows) / all.height;
+    int first = tile_first(&all, tile), rows = all.height + (tile < all.taller);
+    const char *s = src;
+    for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
+        int64_t n = k - k0 < g->kc ? k - k0 : g->kc, padded = dg_product_padded(g, n);
+        char *d = (char *)block + (k0 * m + first * padded + (int64_t)(i - first) * g->step) * g->elem;
+        g->pack[t == DG_BF16](s + k0 * (int64_t)dg_dtype_bytes(t), n, (int64_t)rows * g->step, d);
+    }
+}
+
+struct pack_job {
+    const struct dg_gemm_kind *g;
+    const struct dg_plane *x;
+    char *dst;
+};
+
+static void pack_part(void *arg, int part, int n_parts) {
+    struct pack_job *j = arg;
+    int64_t begin, end, block_bytes = dg_product_bytes(j->g, DG_PRODUCT_M, j->x->cols);
+    dg_pool_range(j->x->rows, 1, part, n_parts, &begin, &end);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t b = i / DG_PRODUCT_M, left = j->x->rows - b * DG_PRODUCT_M;
+        dg_product_pack(j->g, j->dst + b * block_bytes, left < DG_PRODUCT_M ? (int)left : DG_PRODUCT_M, (int)(i % DG_PRODUCT_M),
+                        (const char *)j->x->data + i * j->x->ld * (int64_t)dg_dtype_bytes(j->x->dtype), j->x->dtype, j->x->cols);
+    }
+}
+
+const void *dg_product_pack_plane(struct dg_backend *be, const struct dg_plane *x) {
+    struct dg_cpu *c = be->impl;
+    struct pack_job j = {dg_cpu_kind(c), x, c->gemm.x};
+    /* waking the threads costs more than packing a few rows */
+    if ((int64_t)x->rows * x->cols < 32768)
+        pack_part(&j, 0, 1);
+    else
+        dg_pool_run(be->pool, pack_part, &j);
+    return c->gemm.x;
+}
+
+float *dg_product_c(const struct dg_cpu *c, int part) { return c->gemm.c + (int64_t)part * DG_PRODUCT_M * DG_PRODUCT_N; }
+
+void *dg_product_x(const struct dg_cpu *c, int part) { return (char *)c->gemm.x_own + part * c->gemm.x_own_bytes; }
+
+/* One register tile: tile i of x's chunk against four rows of w. */
+static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *all, int i, const char *x, int64_t row_bytes, int64_t steps,
+                            const void *const *w, float *c, bool add) {
+    int first = tile_first(all, i);
+    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * DG_PRODUCT_N, DG_PRODUCT_N, add);
+}
+
+/* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows. */
+static void chunk_tiles(const struct dg_gemm_kind *g, const char *x, int m, int64_t steps, const void *const *w, int n_tiles, float *c, bool add) {
+    struct tiles all = tiles_of(g, m);
+    int64_t row_bytes = steps * g->step * g->elem;
+    int inner = INNER_M / g->mr;
+    for (int i0 = 0; i0 < all.n; i0 += inner) {
+        int i1 = all.n - i0 < inner ? all.n : i0 + inner;
+        if (g->m_outer) {
+            for (int i = i0; i < i1; i++)
+                for (int t = 0; t < n_tiles; t++)
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
+        } else {
+            for (int t = 0; t < n_tiles; t++)
+                for (int i = i0; i < i1; i++)
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
+        }
+    }
+}
+
+/* Rows of w as a tile reads them; those past the end repeat the last one, and what comes of them is never read. */
+struct panel {
+    const struct dg_mat *mat[DG_PRODUCT_N];
+    const uint8_t *row[DG_PRODUCT_N];
+    const void *ready[DG_PRODUCT_N];
+};
+
+static int panel_rows(struct panel *p, const struct dg_product_rows *w, int n_w) {
+    int n = 0;
+    for (int s = 0; s < n_w; s++) {
+        int64_t row_bytes = dg_format_row_bytes(w[s].w->fmt, w[s].w->k);
+        const uint8_t *first = dg_mat_row(w[s].w, w[s].row);
+        for (int r = 0; r < dg_product_cols(w[s].n); r++, n++) {
+            p->mat[n] = w[s].w;
+            p->row[n] = first + (r < w[s].n ? r : w[s].n - 1) * row_bytes;
+        }
+    }
+    return n;
+}
+
+/* Elements [k0, k0 + n) of rows [r0, r1) where the tiles will read them. */
+static void panel_chunk(const struct dg_gemm_kind *g, struct panel *p, int r0, int r1, int64_t k, int64_t k0, int64_t n, char *scratch) {
+    for (int r = r0; r < r1; r++) {
+        enum dg_format fmt = p->mat[r]->fmt;
+        if (fmt == g->raw && n % g->step == 0) {
+            p->ready[r] = p->row[r] + k0 * g->elem;
+        } else if (r > r0 && p->row[r] == p->row[r - 1]) {
+            p->ready[r] = p->ready[r - 1];
+        } else {
+            void *d = scratch + (r - r0) * panel_row(g) * g->elem;
+            g->decode[fmt](p->row[r], k, k0, n, d);
+            p->ready[r] = d;
+        }
+    }
+}
+
+static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n, int m, float *c) {
+    float f[DG_PRODUCT_N];
+    bool any = false;
+    for (int r = 0; r < n; r++) {
+        any |= dg_gemm_has_factor(p->mat[r]->fmt);
+        f[r] = dg_gemm_row_factor(p->mat[r]->fmt, p->mat[r]->data, p->row[r]);
+    }
+    for (int i = 0; any && i < m; i++)
+        cpu->k.gemm.scale(c + i * DG_PRODUCT_N, f, n);
+}
+
+void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, int64_t k, const struct dg_product_rows *w, int n_w, float *c) {
+    const struct dg_gemm_kind *g = dg_cpu_kind(cpu);
+    struct panel p;
+    int n = panel_rows(&p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : DG_PRODUCT_N;
+    char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
+    for (int r = 0; r < n; r += group) {
+        int r1 = n - r < group ? n : r + group;
+        for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
+            int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
+            panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
+            chunk_tiles(g, (const char *)block + k0 * m * g->elem, m, dg_product_padded(g, kn) / g->step, p.ready + r, (r1 - r) / DG_GEMM_NR, c + r,
+                        k0 > 0);
+        }
+    }
+    apply_factors(cpu, &p, n, m, c);
+}
+
+enum dg_status dg_cpu_gemm_reserve(const struct dg_cpu *c, const struct dg_reserve *want, struct dg_cpu_gemm *out, struct dg_error *err) {
+    const struct dg_gemm_kind *g = dg_cpu_kind(c);
+    size_t threads = (size_t)c->n_threads, rows = (size_t)want->rows, pairs = rows * (size_t)want->topk;
+    int64_t widest = want->hidden > want->moe ? want->hidden : want->moe;
+    size_t blocks = (rows + DG_PRODUCT_M - 1) / DG_PRODUCT_M, own_rows = rows < DG_PRODUCT_M ? rows : DG_PRODUCT_M;
+    out->panel_bytes = (int64_t)DG_PRODUCT_N * panel_row(g) * g->elem;
+    out->x_own_bytes = (dg_product_bytes(g, (int64_t)own_rows, widest) + 63) & ~63;
+    out->x = dg_calloc(blocks * (blocks > 1 ? DG_PRODUCT_M : own_rows), (size_t)dg_product_bytes(g, 1, want->k_max));
+    out->panel = dg_calloc(threads, (size_t)out->panel_bytes);
+    out->c = dg_calloc(threads, DG_PRODUCT_M * DG_PRODUCT_N * sizeof *out->c);
+    out->x_own = dg_calloc(threads, (size_t)out->x_own_bytes);
+    out->bucket = dg_calloc((size_t)want->experts + 1, sizeof *out->bucket);
+    out->unit = dg_calloc((size_t)want->experts + 1, sizeof *out->unit);
+    out->pair = dg_calloc(pairs, sizeof *out->pair);
+    out->pair_h = dg_calloc(pairs, (size_t)want->moe * sizeof(float));
+    out->pair_y = dg_calloc(pairs, (size_t)want->hidden * sizeof *out->pair_y);
+    out->vocab_blocks = (c->vocab + DG_HEAD_BLOCK - 1) / DG_HEAD_BLOCK;
+    out->head = dg_calloc(rows, (size_t)out->vocab_blocks * sizeof *out->head);
+    if (out->x && out->panel && out->c && out->x_own && out->bucket && out->unit && out->pair && out->pair_h && out->pair_y && out->head)
+        return DG_OK;
+    return DG_FAIL(err, DG_E_NOMEM, "not enough memory for the scratch of %d rows", want->rows);
+}
+
+void dg_cpu_gemm_free(struct dg_cpu_gemm *g) {
+    dg_free(g->x);
+    dg_free(g->panel);
+    dg_free(g->c);
+    dg_free(g->x_own);
+    dg_free(g->bucket);
+    dg_free(g->unit);
+    dg_free(g->pair);
+    dg_free(g->pair_h);
+    dg_free(g->pair_y);
+    dg_free(g->head);
+}

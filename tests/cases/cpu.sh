@@ -1,0 +1,70 @@
+# The CPU backend: every op at every level, emulated ones too; the oracle folders and whole turns through every level of this machine; caps.
+set -u
+dg=$DG_BUILD/diffgemma
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+
+for prog in cpu_ops cpu_ops_emulated; do
+    if [ -x "$DG_BUILD/tests/$prog" ]; then
+        quick=
+        [ $prog = cpu_ops ] || quick=--quick
+        # shellcheck disable=SC2086
+        "$DG_BUILD/tests/$prog" --small $quick >"$tmp/out" 2>&1
+        status=$?
+        grep '^FAILED' "$tmp/out" >&2
+        grep -E '^(not )?ok' "$tmp/out"
+        [ $status -eq 0 ] || echo "not ok - $prog ended with status $status"
+    else
+        echo "ok - $prog # SKIP not built for this architecture"
+    fi
+done
+
+# the error of an unknown level names those there are
+"$dg" ask --backend cpu --cpu nonesuch -m "$DG_ROOT/models/mini" -p x >"$tmp/out" 2>&1
+status=$?
+levels=$(sed -n 's/.*"nonesuch": this machine has //p' "$tmp/out" | tr -d ,)
+if [ $status -eq 2 ] && [ -n "$levels" ]; then
+    echo "ok - an unknown level is refused with the names of those there are"
+else
+    echo "not ok - --cpu nonesuch: status $status, $(tail -n 1 "$tmp/out")"
+fi
+if DGQ_CPU=nonesuch "$dg" ask --backend cpu -m "$DG_ROOT/models/mini" -p x >"$tmp/out" 2>&1; then
+    echo "not ok - DGQ_CPU=nonesuch is taken"
+else
+    echo "ok - DGQ_CPU is checked likewise"
+fi
+
+# the stricter of both caps counts, whichever it is
+for level in $levels; do
+    for first in scalar "$level"; do
+        second=$level
+        [ "$first" = scalar ] || second=scalar
+        got=$(DGQ_CPU=$first "$dg" probe-device --cpu "$second" --quick 2>&1 | sed -n 's/^level *//p')
+        [ "${got%% *}" = scalar ] && echo "ok - DGQ_CPU=$first and --cpu $second: scalar" ||
+            echo "not ok - DGQ_CPU=$first and --cpu $second run on '$got'"
+    done
+done
+
+dirs=$(ls -d "$DG_BUILD"/test-data/oracle/*/ 2>/dev/null)
+case $DG_BUILD in
+*asan* | *ubsan* | *tsan*) every=40 ;;
+*) every=5 ;;
+esac
+for level in $levels; do
+    # shellcheck disable=SC2086
+    if [ -z "$dirs" ]; then
+        echo "ok - oracle folders at level $level # SKIP tests/cases/oracle.sh unpacks them"
+    elif "$DG_BUILD/tests/oracle_parity" --backend cpu --cpu "$level" $dirs >"$tmp/out" 2>&1; then
+        echo "ok - oracle folders at level $level: $(tail -n 1 "$tmp/out")"
+    else
+        grep FAILED "$tmp/out" >&2
+        echo "not ok - oracle folders at level $level: $(tail -n 1 "$tmp/out")"
+    fi
+    if "$DG_BUILD/tests/turn_oracle" --backend cpu --cpu "$level" --exact-only --every $every "$DG_ROOT/models/mini" \
+        "$DG_ROOT/tests/data/turns_open.json" >"$tmp/out" 2>&1; then
+        echo "ok - turns at level $level: $(tail -n 1 "$tmp/out")"
+    else
+        grep differ "$tmp/out" >&2
+        echo "not ok - turns at level $level: $(tail -n 1 "$tmp/out")"
+    fi
+done

@@ -1,0 +1,22 @@
+# The op tests of the CPU backend on processors that are not here, under qemu's user-mode emulation: `make test-emulated` builds the programs.
+set -u
+one() { # NAME PROGRAM LEVELS QEMU...
+    name=$1 prog=$2 levels=$3
+    shift 3
+    if [ ! -x "$prog" ]; then
+        echo "ok - ops on $name # SKIP make test-emulated builds $prog"
+    elif ! command -v "$1" >/dev/null 2>&1; then
+        echo "ok - ops on $name # SKIP no $1 (qemu-user)"
+    else
+        for level in $levels; do
+            out=$("$@" "$prog" --small --quick --cpu "$level" 2>&1)
+            status=$?
+            echo "$out" | grep '^FAILED' >&2
+            echo "$out" | sed -n "s/^\(not \)\{0,1\}ok - /&$name, /p"
+            [ $status -eq 0 ] || echo "not ok - ops on $name at level $level: ended with status $status"
+        done
+    fi
+}
+one "a processor with SSE only" "$DG_BUILD/tests/cpu_ops_static" scalar qemu-x86_64 -cpu Nehalem
+one "a processor with AVX2 only" "$DG_BUILD/tests/cpu_ops_static" avx2 qemu-x86_64 -cpu Haswell
+one "arm64" "$DG_BUILD/arm64/tests/cpu_ops_static" "scalar neon neonbf16" qemu-aarch64 -cpu max
