@@ -101,9 +101,10 @@ static struct dg_result op(struct dg_stage *s, struct dg_op o) {
 
 static void agent_session(void **state) {
     (void)state;
-    static const char harness[] = "{\"prompt\": \"You are a helpful assistant.\", \"tools\": [{\"name\": \"get_weather\", \"description\": "
-                                  "\"Get the current weather in a city.\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": "
-                                  "\"string\", \"description\": \"City name\"}}, \"required\": [\"city\"]}, \"command\": [\"echo\", \"rainy, 7 C in {city}\"]}]}";
+    static const char harness[] =
+        "{\"prompt\": \"You are a helpful assistant.\", \"tools\": [{\"name\": \"get_weather\", \"description\": \"Get the current weather in a "
+        "city.\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\", \"description\": \"City name\"}}, "
+        "\"required\": [\"city\"]}, \"command\": [\"echo\", \"rainy, 7 C in {city}\"]}]}";
     const char *env = getenv("AGENT_TURNS");
     int want = env ? atoi(env) : getenv("DG_LONG") ? 200 : 16;
     struct dg_error err = {0};
@@ -170,7 +171,8 @@ static void agent_session(void **state) {
 static int set_up(void **state) {
     (void)state;
     return dg_model_open(&model, "models/mini", NULL) != DG_OK || dg_backend_open(&be, "cpu", model, NULL, NULL) != DG_OK ||
-           dg_tokenizer_open(&tok, "models/mini/tokenizer.json", NULL) != DG_OK || dg_turn_text_init(&turn_text, tok, model->cfg.vocab, NULL) != DG_OK;
+           dg_tokenizer_open(&tok, "models/mini/tokenizer.json", NULL) != DG_OK ||
+           dg_turn_text_init(&turn_text, tok, model->cfg.vocab, NULL) != DG_OK;
 }
 
 static int tear_down(void **state) {
