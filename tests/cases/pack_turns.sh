@@ -1,4 +1,4 @@
-# What quantising costs the bundled model: whole turns with the checkpoint's own tokens (41 of 44 in q6, 40 in the 4-bit profiles) in at
+# Field failure E01. What quantising costs the bundled model: whole turns with the checkpoint's own tokens (41 of 44 in q6, 40 in the 4-bit profiles) in at
 # most 15 % more steps; divergence of the logits from bf16 for each, mixed packs included. Under the sanitizers a few turns of one pack.
 set -u
 D=$DG_BUILD/diffgemma
