@@ -223,9 +223,7 @@ int main(int argc, char **argv) {
             rows = atoi(v);
         else if (!strcmp(argv[i], "--experts"))
             experts = *v == 'n' ? DG_FMT_NVFP4_BLOCK : *v == 'b' ? DG_FMT_BF16 : DG_FMT_Q4_BLOCK;
-        else if (!strcmp(argv[i], "--kernels"))
-            opts.kernels = *v == 'p' ? DG_CUDA_PORTABLE : *v == 's' ? DG_CUDA_SIMPLE : DG_CUDA_AUTO;
-        else
+        else if (strcmp(argv[i], "--kernels") != 0 || !dg_cuda_parse_kernels(v, &opts))
             return 2;
         i++;
     }

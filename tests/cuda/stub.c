@@ -1,6 +1,6 @@
 /* A CUDA driver for tests: libcuda.so.1 whose device memory is the host's and whose kernels run through the emulator.
  *
- * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (90), DG_STUB_MEMORY (bytes, 4 GiB),
+ * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (80), DG_STUB_MEMORY (bytes, 4 GiB),
  * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only). Misuse that a driver may
  * forgive (a foreign pointer freed, a copy outside an allocation, a handle left open) is counted in dg_stub_faults. */
 #include "cuda/emulate.h"
@@ -109,7 +109,7 @@ FN(cuDeviceGetName, char *s, int n, int d) {
 }
 FN(cuDeviceGetAttribute, int *v, int attr, int d) {
     (void)d;
-    long cc = setting("DG_STUB_CC", 90);
+    long cc = setting("DG_STUB_CC", 80);
     *v = attr == 75 ? (int)(cc / 10) : attr == 76 ? (int)(cc % 10) : attr == 97 ? 227 * 1024 : 132;
     return 0;
 }
@@ -157,11 +157,15 @@ struct emulated {
 #define K(name, kind, file, threads, shared)              \
     void dgc_##name(const struct dgc_##kind##_args a);    \
     static void run_##name(void *a) { dgc_##name(*(const struct dgc_##kind##_args *)a); }
-DGC_KERNELS(K)
+DGC_KERNELS_PORTABLE(K)
 #undef K
+/* Kernels of one target alone are found and launched, and do nothing. */
 static const struct emulated emulated[] = {
 #define K(name, kind, file, threads, shared) {"dgc_" #name, run_##name, sizeof(struct dgc_##kind##_args)},
-    DGC_KERNELS(K)
+    DGC_KERNELS_PORTABLE(K)
+#undef K
+#define K(name, kind, file, threads, shared) {"dgc_" #name, NULL, sizeof(struct dgc_##kind##_args)},
+        DGC_KERNELS_SM90A(K)
 #undef K
 };
 
@@ -197,7 +201,7 @@ FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned 
         return 1;
     }
     launches++;
-    if (!capturing && !setting("DG_STUB_NO_RUN", 0))
+    if (f->run && !capturing && !setting("DG_STUB_NO_RUN", 0))
         emu_launch(f->run, params[0], gx, gy, bx, shared);
     return 0;
 }
@@ -360,4 +364,18 @@ FN(cuGraphLaunch, void *x, void *s) {
     return 0;
 }
 FN(cuGraphDestroy, void *g) { return drop(g); }
+FN(cuTensorMapEncodeTiled, void *map, int type, unsigned rank, void *p, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+   const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {
+    (void)type;
+    (void)interleave;
+    (void)promotion;
+    (void)fill;
+    PLANNED();
+    if (rank != 2 || ((uintptr_t)map & 63) || ((uintptr_t)p & 15) || (strides[0] & 15) || box[0] > 256 || box[1] > 256 || step[0] != 1 ||
+        step[1] != 1 || (swizzle == 3 && box[0] != 64) || !dims[0] || !dims[1]) {
+        fault("a tensor map that the device cannot read");
+        return 1;
+    }
+    return 0;
+}
 FN(cuGraphExecDestroy, void *x) { return drop(x); }

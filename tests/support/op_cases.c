@@ -1,6 +1,7 @@
 #include "support/op_cases.h"
 
 #include "core/half.h"
+#include "ops/cuda/cuda.h"
 #include "support/op_planes.h"
 
 #include <math.h>
@@ -193,6 +194,17 @@ static void case_linear(struct op_run *r) {
         if (!r->c->small) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
+            if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
+                r->whole = true;
+                one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 270, 72, 320, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
+                r->whole = false;
+            }
         }
     }
 }
@@ -454,6 +466,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
     struct op_stack gu = op_stack(r, fmt, experts, 2 * moe, hidden), dn = op_stack(r, fmt, experts, hidden, moe);
+    if (strcmp(be->ops->name, "cuda") == 0)
+        dg_cuda_prepare_experts(be, &gu.s, &dn.s);
     size_t pairs = (size_t)(m * topk);
     int32_t *id = op_memory(r, pairs * 4);
     float *wt = op_memory(r, pairs * 4);
@@ -519,6 +533,16 @@ static void case_experts(struct op_run *r) {
             one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
         if (!r->c->small)
             one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+        /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
+        if (fmts[f] == DG_FMT_Q4_BLOCK) {
+            one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
+            if (!r->c->small) {
+                one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
+                one_experts(r, fmts[f], 70, 128, 8, 64, 320, false);
+                one_experts(r, fmts[f], 300, 6, 3, 128, 256, true);
+                one_experts(r, fmts[f], 5, 4, 2, 704, 384, false);
+            }
+        }
     }
 }
 
@@ -567,7 +591,8 @@ static void case_head(struct op_run *r) {
     struct dg_backend *be = r->c->be;
     for (size_t f = 0; f < 3; f++)
         for (int big = 0; big < 2; big++) {
-            int m = big ? 70 : 3, vocab = big ? 1100 : 130, k = big ? HIDDEN : 48;
+            int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
+            r->whole = f == 0;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
@@ -579,6 +604,7 @@ static void case_head(struct op_run *r) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
                 }
+            r->whole = false;
             check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
             if (m > 3) {
                 struct dg_plane part = op_rows(&x, m / 3, m - m / 3);

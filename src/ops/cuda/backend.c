@@ -280,6 +280,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(dg_cuda_driver_open(&cu->d, err));
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
+    dg_cuda_hopper_choose(cu, opts);
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));

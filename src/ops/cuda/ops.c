@@ -63,6 +63,8 @@ static void experts_kernels(int32_t fmt, enum dg_cuda_kernel *up, enum dg_cuda_k
 
 /* One launch over matrices of one format; a->w and a->n_w are set. */
 static void launch_linear(struct dg_backend *be, struct dgc_linear_args *a) {
+    if (dg_cuda_hopper_linear(be, a))
+        return;
     bool glu = a->epi == DGC_EPI_GLU, mma = on_tensor_cores(dg_cuda_of(be), &a->x);
     int32_t rows = mma ? DGC_MMA_ROWS : DGC_TILE, cols = mma ? DGC_MMA_COLS : DGC_TILE;
     for (int i = 0; i < a->n_w; i++)
@@ -209,6 +211,8 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
 static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                        const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
+        return;
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
     struct dgc_plane xp = dg_cuda_plane(x);
@@ -244,6 +248,9 @@ static void op_head(struct dg_backend *be, const struct dg_plane *x, const struc
                     struct dg_plane *logits, struct dg_row_stats *stats) {
     struct dgc_linear_args a = {.x = dg_cuda_plane(x), .y = dg_cuda_plane(logits), .n_w = 1, .rows = x->rows, .epi = DGC_EPI_CAP, .cap = cap};
     a.w[0] = dg_cuda_mat(embed);
+    dg_cuda_want_inv_t(be, inv_t);
+    if (dg_cuda_hopper_head(be, &a, stats))
+        return;
     launch_linear(be, &a);
     op_row_stats(be, logits, inv_t, stats);
 }
@@ -304,7 +311,8 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
-                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p};
+                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -345,6 +353,12 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
     cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
     cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
+    if (cu->hopper & DG_CUDA_H_EXPERTS) {
+        cu->s.moe_entry = dg_cuda_alloc_raw(be, ((size_t)c.experts + pairs / DGC_MOE_FEW + 1) * sizeof *cu->s.moe_entry, what);
+        cu->s.moe_x = dg_cuda_alloc_raw(be, rows * (size_t)c.hidden * sizeof(uint16_t), what);
+    }
+    if (cu->hopper & DG_CUDA_H_HEAD)
+        cu->s.head_part = dg_cuda_alloc_raw(be, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float), what);
     cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
     cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
     if (cu->ops.act == DG_BF16)

@@ -41,6 +41,7 @@ struct dg_cuda {
     int major, minor, n_sm;
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
+    unsigned hopper; /* DG_CUDA_H_ groups in use */
     char name[128], about[384];
 
     struct dg_ops ops;
@@ -74,6 +75,9 @@ struct dg_cuda {
         float *soft_part;
         float *flash_part, *flash_stat; /* partial results of attention rows */
         size_t flash_units;             /* (part, row, head) there is room for */
+        struct dgc_moe_entry *moe_entry;
+        uint16_t *moe_x;  /* [rows][hidden], permuted */
+        float *head_part; /* [canvas][vocabulary tiles][4] */
         float *score;
         size_t score_floats;
     } s;
@@ -119,6 +123,13 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
 void dg_cuda_fill_ops(struct dg_ops *ops);
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) DG_MUST_CHECK;
 void dg_cuda_scratch_free(struct dg_backend *be);
+
+/* hopper.c: true when the op was launched (or failed); false leaves it to the portable kernels. */
+void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *opts);
+bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a);
+bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
+bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                            const struct dg_stack *down, struct dg_plane *y);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
