@@ -220,7 +220,8 @@ static enum dg_status open_device(struct dg_backend *be, const struct dg_cuda_op
     if ((r = cu->d.device_get(&cu->device, opts->device)) != 0 || (r = cu->d.device_name(cu->name, sizeof cu->name, cu->device)) != 0 ||
         (r = cu->d.device_attr(&cu->major, DG_CU_ATTR_MAJOR, cu->device)) != 0 ||
         (r = cu->d.device_attr(&cu->minor, DG_CU_ATTR_MINOR, cu->device)) != 0 ||
-        (r = cu->d.device_attr(&cu->n_sm, DG_CU_ATTR_SM_COUNT, cu->device)) != 0)
+        (r = cu->d.device_attr(&cu->n_sm, DG_CU_ATTR_SM_COUNT, cu->device)) != 0 ||
+        (r = cu->d.device_attr(&cu->shared_max, DG_CU_ATTR_SHARED_PER_BLOCK_OPTIN, cu->device)) != 0)
         return DG_FAIL(err, DG_E_BACKEND, "asking CUDA device %d what it is: %s", opts->device, dg_cuda_result_text(&cu->d, r, text, sizeof text));
     if (cu->major < 8)
         return DG_FAIL(err, DG_E_BACKEND, "CUDA device %d (%s) has compute capability %d.%d; 8.0 is the least this program runs on",

@@ -34,8 +34,8 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
 #define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
 #define DGC_MMA_COLS 128     /* weight rows of a tile of either */
-#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row: of sliding layers, */
-#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long; parts begin at multiples of it */
+#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row, which begins at a multiple of it: of sliding layers, */
+#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
 #define DGC_MOE_FEW 24       /* tokens of one expert that a pass of the Hopper expert kernels takes: while experts have few, */
 #define DGC_MOE_MANY 64      /* and when they have many. Same sums, bit for bit. */
@@ -43,9 +43,9 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
 #define DGC_TOP_MAX 4096     /* most keys a top-k query attends to */
-#define DGC_FLASH_ROWS(hd) ((hd) <= 256 ? 64 : 32) /* query rows (times heads of a group) of a block */
-/* queries, keys and values in f16, and the scores */
-#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS(hd) + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS(hd) * (DGC_FLASH_KEYS + 4) * 4)
+#define DGC_FLASH_ROWS 64 /* query rows (times heads of a group) of a block; half of it where shared memory is short */
+/* queries, and a ring of tiles of keys and values, in f16 */
+#define DGC_FLASH_SHARED(hd, rows, ring) (((rows) + (ring) * DGC_FLASH_KEYS) * (hd) * 2)
 
 struct dgc_plane {
     void *p;
@@ -451,8 +451,9 @@ struct dgc_top_attention_args {
     K(experts_down_mma_q4, experts_down, experts_mma, 128, 0)       \
     K(experts_down_mma_nvfp4, experts_down, experts_mma, 128, 0)    \
     K(experts_down_mma_any, experts_down, experts_mma, 128, 0)      \
-    K(flash_256, flash, flash, 256, DGC_FLASH_SHARED(256))          \
-    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512))          \
+    K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256, DGC_FLASH_ROWS, 4))           \
+    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS / 2, 2))       \
+    K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
     K(flash_join, flash_join, flash, 128, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */

@@ -38,7 +38,7 @@ struct dg_cuda {
     dg_cu_module module[DG_CUDA_MODULES_MAX];
     int n_modules;
     dg_cu_function fn[DGC_K_COUNT]; /* NULL: not in this build for this device */
-    int major, minor, n_sm;
+    int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
     unsigned hopper; /* DG_CUDA_H_ groups in use */
