@@ -171,26 +171,61 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
     return DG_OK;
 }
 
+/* A denoise pass behind the ids and rotation tables. */
+struct denoise {
+    struct pass *f;
+    const struct dg_denoise *d;
+    struct dg_plane logits;
+};
+
+static void denoise(void *ctx) {
+    struct denoise *s = ctx;
+    struct pass *f = s->f;
+    const struct dg_denoise *d = s->d;
+    float scale = sqrtf((float)f->c->hidden);
+    f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->x);
+    see(f, "embed", -1, &f->x, NULL);
+    if (d->sc == DG_SC_SEED)
+        f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->h);
+    else if (d->sc == DG_SC_SOFT)
+        f->op->soft_embed(f->be, &s->logits, &f->p->stats, f->p->stats_inv_t, &f->m->embed, scale, d->sparse, &f->h);
+    self_condition(f, d->sc != DG_SC_NONE);
+    layers(f, false);
+    f->op->rms_norm(f->be, &f->x, &f->m->norm, 1, f->c->eps, &f->h);
+    see(f, "final", -1, &f->h, NULL);
+    f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
+}
+
+/* Everything the launches of a denoise pass depend on. */
+struct denoise_key {
+    const struct dg_planes *planes;
+    const struct dg_kv *kv;
+    int64_t pos0, ring_from;
+    int32_t n, topk, sc, sparse;
+};
+
+static void run_denoise(struct denoise *s) {
+    const struct pass *f = s->f;
+    if (!f->op->replay || f->trace) {
+        denoise(s);
+        return;
+    }
+    struct denoise_key key = {f->p, f->kv, f->batch.pos0, f->batch.ring_from, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
+    struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t};
+    f->op->replay(f->be, &r, denoise, s);
+}
+
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) {
     DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
     if (d->n > be->model->cfg.canvas)
         return DG_FAIL(err, DG_E_ARG, "%d rows to denoise, but a canvas holds %d", d->n, be->model->cfg.canvas);
     struct pass f = begin(be, p, kv, d->n, false, trace);
-    float scale = sqrtf((float)f.c->hidden);
-    struct dg_plane logits = dg_plane_view(&p->logits, d->n, f.c->vocab);
+    struct denoise s = {&f, d, dg_plane_view(&p->logits, d->n, f.c->vocab)};
     rope_tables(&f);
-    embed_tokens(&f, d->canvas);
-    if (d->sc == DG_SC_SEED)
-        f.op->embed(be, p->ids, d->n, &f.m->embed, scale, &f.h);
-    else if (d->sc == DG_SC_SOFT)
-        f.op->soft_embed(be, &logits, &p->stats, p->stats_inv_t, &f.m->embed, scale, d->sparse, &f.h);
-    self_condition(&f, d->sc != DG_SC_NONE);
+    f.op->write(be, p->ids, d->canvas, (size_t)d->n * sizeof *d->canvas);
     advance(kv, kv->len + d->n);
-    layers(&f, false);
-    f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &f.h);
-    see(&f, "final", -1, &f.h, NULL);
-    f.op->head(be, &f.h, &f.m->embed, f.c->softcap, d->inv_t, &logits, &p->stats);
+    run_denoise(&s);
     p->stats_inv_t = d->inv_t;
     return finish(&f, err);
 }

@@ -104,6 +104,15 @@ enum dg_epilogue {
 
 struct dg_backend;
 
+/* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
+struct dg_replay {
+    const void *key;
+    size_t key_bytes;
+    int64_t pos0, ring_from; /* struct dg_batch of the pass */
+    int32_t n_live;
+    float inv_t, inv_t_before; /* 1/T of the statistics it takes, and of those its soft embedding reads */
+};
+
 struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
@@ -167,6 +176,10 @@ struct dg_ops {
      * probability are left out, the divisor stays the full sum. stats must be those of the same logits and T. (seed section 5) */
     void (*soft_embed)(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
                        const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
+
+    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may keep what they launch and, at the next
+     * call with the same key, launch that instead of calling run. It forgets it when memory is freed. */
+    void (*replay)(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 };
 
 /* What a backend must have scratch for. */

@@ -123,6 +123,16 @@ bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a,
     return true;
 }
 
+bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a) {
+    struct dgc_soft_sm90_args t = {.count = a->count, .part = a->part, .vocab = a->e.n, .k = a->e.k, .rows = a->rows, .sparse = a->sparse};
+    if (!(dg_cuda_of(be)->hopper & DG_CUDA_H_SOFT) || a->e.fmt != DGC_FMT_BF16 || !mappable(a->e.p, a->e.row_bytes, a->e.k))
+        return false;
+    if (map_rows(be, &t.e, true, a->e.p, a->e.k, a->e.n, a->e.row_bytes, 64) &&
+        map_rows(be, &t.p, false, a->p, a->p_ld, a->rows, a->p_ld * 2, 256))
+        dgc_launch_soft_sm90(be, DGC_K_soft_sm90, tiles(a->e.k, 128) * DGC_SOFT_PARTS_SM90, tiles(a->rows, 256), DGC_SOFT_SM90_SHARED, &t);
+    return true;
+}
+
 static bool fits(int32_t hidden, int32_t moe) {
     int32_t wide = hidden > moe ? hidden : moe;
     return hidden % 64 == 0 && moe % 64 == 0 && DGC_MOE_UP_FEW(hidden) <= DGC_SHARED_SM90 && DGC_MOE_DOWN_FEW(moe) <= DGC_SHARED_SM90 &&

@@ -29,9 +29,11 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
 #define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
-#define DGC_SOFT_LIST 2048   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
-#define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
+#define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
+#define DGC_SOFT_PARTS_SM90 6 /* ranges of ids of the dense one on Hopper */
+#define DGC_MMA_TILE 32      /* rows of x a tile of the grouped expert product covers, of the tensor core kernel */
 #define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
 #define DGC_MMA_COLS 128     /* weight rows of a tile of either */
 #define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row, which begins at a multiple of it: of sliding layers, */
@@ -311,30 +313,30 @@ struct dgc_soft_dense_args {
     struct dgc_plane y;
 };
 
-/* Lists a row's surviving ids in ascending order, as many as the list holds, and counts them all;
- * part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
+/* Lists a row's surviving ids in ascending order and p = exp(logit / T - max) of each, unless they are more than the list holds, and counts them.
+ * vocab: at most 2^21. */
 struct dgc_soft_pick_args {
     const float *logits;
     int64_t ld;
     const float *max;
     const struct dgc_params *prm;
     int32_t *ids; /* [rows][DGC_SOFT_LIST] */
-    int32_t *part_at, *count;
+    float *p;     /* likewise */
+    int32_t *count;
     int32_t vocab;
 };
+#define DGC_SOFT_PICK_SHARED (32 * DGC_SOFT_LIST * 2)
 
-/* part[row][range][cols] = sum of exp(logit / T - max) * embed[id] over that range's survivors. Grid: ranges x rows. */
+/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list. Grid: ranges x rows. */
 struct dgc_soft_gather_args {
-    const float *logits;
-    int64_t ld;
-    const float *max;
-    const struct dgc_params *prm;
-    const int32_t *ids, *part_at, *count;
+    const int32_t *ids;
+    const float *p;
+    const int32_t *count;
     struct dgc_mat e;
     float *part;
 };
 
-/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / 2048) x rows. */
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
 struct dgc_soft_probs_args {
     const float *logits;
     int64_t ld, p_ld;
@@ -355,12 +357,22 @@ struct dgc_soft_mma_args {
     int32_t rows, sparse;
 };
 
+/* The same on Hopper (soft_sm90a.cu), over DGC_SOFT_PARTS_SM90 ranges. Maps: 128-byte swizzle; e: bf16 {k, n} with boxes {64, 64}, p: f16
+ * {p_ld, rows} with boxes {64, 256}. Grid: (column tiles of 128 x ranges) x row tiles of 256. */
+struct dgc_soft_sm90_args {
+    struct dgc_tmap e, p;
+    const int32_t *count;
+    float *part;
+    int32_t vocab, k, rows, sparse;
+};
+#define DGC_SOFT_SM90_SHARED (4 * ((128 * 64 + 256 * 64) * 2 + 16))
+
 /* y = scale / sum * the ranges' sums in order. */
 struct dgc_soft_sum_args {
     const float *part, *sum;
     const int32_t *count;
     float scale;
-    int32_t cols, sparse, skip_dense;
+    int32_t cols, sparse, skip_dense, dense_parts;
     struct dgc_plane y;
 };
 
@@ -409,7 +421,7 @@ struct dgc_top_attention_args {
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
-    A(gemm) A(head_sm90) A(head_stats)
+    A(gemm) A(head_sm90) A(head_stats) A(soft_sm90)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
 #define DGC_KERNELS_PORTABLE(K)                                     \
@@ -432,7 +444,7 @@ struct dgc_top_attention_args {
     K(experts_sum, experts_sum, linear, 256, 0)                     \
     K(row_stats, row_stats, head, 1024, 0)                          \
     K(soft_dense, soft_dense, head, 256, 0)                         \
-    K(soft_pick, soft_pick, head, 1024, 0)                          \
+    K(soft_pick, soft_pick, head, 1024, DGC_SOFT_PICK_SHARED)       \
     K(soft_gather, soft_gather, head, 384, 0)                       \
     K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
     K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
@@ -472,7 +484,8 @@ struct dgc_top_attention_args {
     K(gemm_glu_64x128k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 128, 8)) \
     K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
     K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
-    K(head_stats, head_stats, gemm_sm90a, 256, 0)
+    K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
+    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -282,22 +282,26 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
     bool mma = on_tensor_cores(cu, &to);
     int64_t p_ld = (embed->n + DGC_SOFT_K - 1) / DGC_SOFT_K * DGC_SOFT_K;
     dg_cuda_want_inv_t_soft(be, inv_t);
+    int32_t dense_parts = DGC_SOFT_PARTS;
     if (sparse) {
-        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, cu->s.soft_count, embed->n};
-        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, 0, &pick);
-        struct dgc_soft_gather_args g = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, count, e, cu->s.soft_part};
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n};
+        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, DGC_SOFT_PICK_SHARED, &pick);
+        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part};
         dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
     }
     if (mma) {
         struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
-        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, 2048), rows, 0, &p);
+        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, DGC_SOFT_PROBS), rows, 0, &p);
         struct dgc_soft_mma_args a = {cu->s.soft_p, p_ld, count, e, cu->s.soft_part, logits->rows, sparse};
-        dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
+        if (dg_cuda_hopper_soft(be, &a))
+            dense_parts = DGC_SOFT_PARTS_SM90;
+        else
+            dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
     } else {
         struct dgc_soft_dense_args a = {z, logits->ld, st->max, st->sum, count, cu->dev_params, e, scale, logits->rows, sparse, to};
         dgc_launch_soft_dense(be, DGC_K_soft_dense, tiles(embed->k, 64), tiles(rows, 64), 0, &a);
     }
-    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, to};
+    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, dense_parts, to};
     dgc_launch_soft_sum(be, DGC_K_soft_sum, tiles(embed->k, 256), rows, 0, &s);
 }
 
@@ -319,12 +323,13 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->replay = dg_cuda_replay;
 }
 
 void dg_cuda_scratch_free(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
-                   cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
+                   cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
                    cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
                    cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -377,7 +382,7 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
     if (cu->ops.act == DG_BF16)
         cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
-    cu->s.soft_at = dg_cuda_alloc_raw(be, canvas * (DGC_SOFT_PARTS + 1) * sizeof(int32_t), what);
+    cu->s.soft_w = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(float), what);
     cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
     if (cu->ops.act == DG_BF16) {
         size_t splits = flash_splits_most(c.ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;

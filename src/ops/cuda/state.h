@@ -11,6 +11,7 @@
 #define DG_CUDA_STAGE_BYTES ((size_t)16 << 20) /* one pinned staging buffer */
 #define DG_CUDA_STAGES 2
 #define DG_CUDA_HD_MAX 512
+#define DG_CUDA_KEY_MAX 128
 
 enum dg_cuda_kernel {
 #define K(name, kind, file, threads, shared) DGC_K_##name,
@@ -63,6 +64,11 @@ struct dg_cuda {
     struct dgc_params *dev_params;
     bool params_known, capturing;
     dg_cu_event mark[DG_CUDA_MARKS];
+    struct { /* the pass run last, and its recording once it was run twice */
+        unsigned char key[DG_CUDA_KEY_MAX];
+        size_t bytes;
+        struct dg_cuda_graph *graph;
+    } replay;
 
     struct dg_reserve cap;
     struct {
@@ -70,7 +76,8 @@ struct dg_cuda {
         void *h;          /* [pairs][moe] of the activation type */
         float *pair_y;    /* [pairs][hidden] */
         float *logits;    /* [rows][experts] */
-        int32_t *soft_ids, *soft_at, *soft_count;
+        int32_t *soft_ids, *soft_count;
+        float *soft_w; /* their weights */
         uint16_t *soft_p; /* f16 probabilities of densely computed rows */
         float *soft_part;
         float *flash_part, *flash_stat; /* partial results of attention rows */
@@ -128,8 +135,13 @@ void dg_cuda_scratch_free(struct dg_backend *be);
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *opts);
 bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a);
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
+bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down, struct dg_plane *y);
+
+/* The op table's replay; and what forgets its recording. */
+void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
+void dg_cuda_replay_forget(struct dg_backend *be);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
