@@ -104,6 +104,14 @@ enum dg_epilogue {
 
 struct dg_backend;
 
+/* One of the norms that are taken of a residual stream: y = norm(x) * w * mul. */
+struct dg_norm_out {
+    const struct dg_vec *w;
+    float mul;
+    struct dg_plane *y; /* of the activation type */
+};
+#define DG_NORM_OUTS 3
+
 /* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
 struct dg_replay {
     const void *key;
@@ -136,6 +144,12 @@ struct dg_ops {
     /* y = norm(a) * wa + norm(b) * wb: the dense and the expert branch of a layer. b is an f32 plane. y may be a. */
     void (*norm_pair)(struct dg_backend *be, const struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b,
                       const struct dg_vec *wb, float eps, struct dg_plane *y);
+
+    /* What lies between two blocks of a layer, in one pass: t = norm(a) * wa + norm(b) * wb as norm_pair makes it, or a itself when b is NULL;
+     * x = (x + norm(t) * w) * scale as norm_add; then outs[i] as rms_norm, n of them, at most DG_NORM_OUTS. The same bits as those ops leave in x and
+     * the outputs; a may be overwritten. NULL: the backend has the single ops only. */
+    void (*norm_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                       const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n);
 
     /* y = a + b. y may be either. */
     void (*add)(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y);

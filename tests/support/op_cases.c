@@ -126,6 +126,42 @@ static void case_rms_norm(struct op_run *r) { case_norms(r, 0); }
 static void case_norm_add(struct op_run *r) { case_norms(r, 1); }
 static void case_norm_pair(struct op_run *r) { case_norms(r, 2); }
 
+/* One pass over a residual stream leaves the bits that the single ops leave. */
+static void case_norm_chain(struct op_run *r) {
+    static const int shape[][2] = {{3, 31}, {5, 416}, {130, 2816}, {2, 8192}, {9, 8200}};
+    const struct dg_ops *op = r->c->be->ops;
+    for (size_t i = 0; op->norm_chain && i < 5; i++)
+        for (int variant = 0; variant < 4; variant++) {
+            int n = shape[i][0], k = shape[i][1], outs_n = variant ? variant : 0;
+            r->whole = true; /* where rows begin decides the order of a sum */
+            struct op_plane a = op_input(r, n, k, op->act, 2), b = op_input(r, n, k, DG_F32, 3), x = op_input(r, n, k, op->act, 4);
+            struct op_plane a1 = op_output(r, n, k, op->act), x1 = op_output(r, n, k, op->act), y[3], y1[3];
+            struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy[3];
+            struct dg_norm_out outs[3];
+            if (variant & 2)
+                op->norm_pair(r->c->be, &a.p, &wa.v, &b.p, &wb.v, 1e-6f, &a1.p);
+            op->norm_add(r->c->be, variant & 2 ? &a1.p : &a.p, &w.v, 1e-6f, &x.p, 0.75f, &x1.p);
+            for (int o = 0; o < outs_n; o++) {
+                y[o] = op_output(r, n, k, op->act);
+                y1[o] = op_output(r, n, k, op->act);
+                wy[o] = op_vec(r, k, 1);
+                outs[o] = (struct dg_norm_out){&wy[o].v, 0.5f + (float)o, &y[o].p};
+                op->rms_norm(r->c->be, &x1.p, &wy[o].v, outs[o].mul, 1e-6f, &y1[o].p);
+            }
+            op->norm_chain(r->c->be, &a.p, &wa.v, variant & 2 ? &b.p : NULL, &wb.v, &w.v, 1e-6f, 0.75f, &x.p, outs, outs_n);
+            op_fetch(r, &x);
+            op_fetch(r, &x1);
+            op_expect_same(r, &x1, 0, &x, 0, n);
+            for (int o = 0; o < outs_n; o++) {
+                op_fetch(r, &y[o]);
+                op_fetch(r, &y1[o]);
+                op_expect_same(r, &y1[o], 0, &y[o], 0, n);
+            }
+            r->whole = false;
+            op_done(r, "n=%d k=%d variant %d", n, k, variant);
+        }
+}
+
 static void case_add(struct op_run *r) {
     const struct dg_ops *op = r->c->be->ops;
     struct op_plane a = op_input(r, 70, 333, op->act, 2), b = op_input(r, 70, 333, op->act, 2), y = op_output(r, 70, 333, op->act);
@@ -698,7 +734,7 @@ static const struct {
     void (*run)(struct op_run *r);
 } table[] = {
     {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
-    {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
+    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
     {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
     {"soft_embed", case_soft_embed},
 };

@@ -13,6 +13,7 @@ _Static_assert((int)DG_FMT_BF16 == DGC_FMT_BF16 && (int)DG_FMT_F16 == DGC_FMT_F1
                    (int)DG_FMT_Q4_BLOCK == DGC_FMT_Q4 && (int)DG_FMT_Q6_BLOCK == DGC_FMT_Q6 && (int)DG_FMT_Q8_ROW == DGC_FMT_Q8 &&
                    (int)DG_FMT_NVFP4_BLOCK == DGC_FMT_NVFP4,
                "weight formats");
+_Static_assert(DG_NORM_OUTS == DGC_NORM_OUTS, "outputs of norm_chain");
 _Static_assert((int)DG_EPI_NONE == DGC_EPI_NONE && (int)DG_EPI_GLU == DGC_EPI_GLU, "epilogues");
 
 static const struct {

@@ -29,6 +29,9 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
 #define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
+#define DGC_ROUTER_ROWS 8      /* rows of a block, */
+#define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a warp */
+#define DGC_ROUTER_SHARED (DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * DGC_ROUTER_ROWS * 4)
 #define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
 #define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
@@ -110,6 +113,17 @@ struct dgc_norm_pair_args {
     const float *wa, *wb;
     float eps;
     int32_t cols;
+};
+
+#define DGC_NORM_OUTS 3
+#define DGC_NORM_COLS 8192 /* most columns of norm_chain */
+/* What lies between two blocks of a layer (ops.h, norm_chain). All rows begin at multiples of 16 bytes, 8 | cols; no weight is NULL. b.p may
+ * be NULL. One block a row. */
+struct dgc_norm_chain_args {
+    struct dgc_plane a, b, x, y[DGC_NORM_OUTS];
+    const float *wa, *wb, *w, *wy[DGC_NORM_OUTS];
+    float eps, scale, mul[DGC_NORM_OUTS];
+    int32_t cols, n;
 };
 
 struct dgc_add_args {
@@ -417,7 +431,7 @@ struct dgc_top_attention_args {
 
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
-    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
@@ -431,6 +445,7 @@ struct dgc_top_attention_args {
     K(embed, embed, rows, 256, 0)                                   \
     K(norm, norm, rows, 256, 0)                                     \
     K(norm_pair, norm_pair, rows, 256, 0)                           \
+    K(norm_chain, norm_chain, rows, 256, 0)                         \
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \
     K(attention, attention, attention, 128, 0)                      \
@@ -448,7 +463,7 @@ struct dgc_top_attention_args {
     K(soft_gather, soft_gather, head, 384, 0)                       \
     K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
     K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
-    K(router, router, route, 256, 0)                                \
+    K(router, router, route, 512, DGC_ROUTER_SHARED)                                \
     K(soft_sum, soft_sum, head, 256, 0)                             \
     K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
     K(linear_mma_q4, linear, linear_mma, 128, 0)                    \

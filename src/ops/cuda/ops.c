@@ -32,6 +32,42 @@ static void op_norm_pair(struct dg_backend *be, const struct dg_plane *a, const 
     dgc_launch_norm_pair(be, DGC_K_norm_pair, (unsigned)a->rows, 1, 0, &k);
 }
 
+static bool aligned16(const void *p, int64_t bytes) { return (((uintptr_t)p | (uintptr_t)bytes) & 15) == 0; }
+
+static bool row_vectors(const struct dg_plane *p) { return aligned16(p->data, p->ld * (int64_t)dg_dtype_bytes(p->dtype)); }
+
+/* Whether one kernel can do it; otherwise the single ops do. */
+static bool chains(const struct dgc_norm_chain_args *k, const struct dg_plane *a, const struct dg_plane *b, const struct dg_plane *x,
+                   const struct dg_norm_out *outs, int n) {
+    bool can = a->cols % 8 == 0 && a->cols <= DGC_NORM_COLS && row_vectors(a) && row_vectors(x) && (!b || (row_vectors(b) && k->wa && k->wb)) && k->w;
+    can = can && aligned16(k->wa, 0) && aligned16(k->wb, 0) && aligned16(k->w, 0);
+    for (int i = 0; i < n; i++)
+        can = can && k->wy[i] && aligned16(k->wy[i], 0) && row_vectors(outs[i].y);
+    return can;
+}
+
+static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+    struct dgc_norm_chain_args k = {.a = dg_cuda_plane(a), .x = dg_cuda_plane(x), .wa = dg_cuda_vec(wa), .wb = dg_cuda_vec(wb),
+                                    .w = dg_cuda_vec(w), .eps = eps, .scale = scale, .cols = a->cols, .n = n};
+    if (b)
+        k.b = dg_cuda_plane(b);
+    for (int i = 0; i < n; i++) {
+        k.y[i] = dg_cuda_plane(outs[i].y);
+        k.wy[i] = dg_cuda_vec(outs[i].w);
+        k.mul[i] = outs[i].mul;
+    }
+    if (chains(&k, a, b, x, outs, n)) {
+        dgc_launch_norm_chain(be, DGC_K_norm_chain, (unsigned)a->rows, 1, 0, &k);
+        return;
+    }
+    if (b)
+        op_norm_pair(be, a, wa, b, wb, eps, a);
+    op_norm_add(be, a, w, eps, x, scale, x);
+    for (int i = 0; i < n; i++)
+        op_rms_norm(be, x, outs[i].w, outs[i].mul, eps, outs[i].y);
+}
+
 static void op_add(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y) {
     struct dgc_add_args k = {dg_cuda_plane(a), dg_cuda_plane(b), dg_cuda_plane(y), a->cols};
     dgc_launch_add(be, DGC_K_add, tiles(a->cols, 256), (unsigned)a->rows, 0, &k);
@@ -213,7 +249,7 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
     struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
     if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
         ((uintptr_t)r.w.p & 15) == 0) {
-        dgc_launch_router(be, DGC_K_router, tiles(x->rows, 8), 1, 0, &r);
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), 1, DGC_ROUTER_SHARED, &r);
         return;
     }
     struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
@@ -314,6 +350,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->rms_norm = op_rms_norm;
     o->norm_add = op_norm_add;
     o->norm_pair = op_norm_pair;
+    o->norm_chain = op_norm_chain;
     o->add = op_add;
     o->linear = op_linear;
     o->qkv_store = op_qkv_store;
