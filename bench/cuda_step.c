@@ -190,6 +190,19 @@ static void run_step(void *arg) {
         die(&err);
 }
 
+/* Of the sparse soft embedding: mean ids a row, and rows that were computed densely. */
+static void survivors(void) {
+    int32_t n[4096], dense = 0;
+    double sum = 0;
+    be->ops->read(be, n, ((struct dg_cuda *)be->impl)->s.soft_count, (size_t)rows * sizeof *n);
+    check();
+    for (int32_t i = 0; i < rows; i++) {
+        sum += n[i];
+        dense += n[i] > DGC_SOFT_LIST;
+    }
+    printf("# survivors a row %.0f, rows computed densely %d of %d\n", sum / rows, dense, rows);
+}
+
 static void measure_copy(void) {
     struct dg_cuda *cu = be->impl;
     size_t n = (size_t)2 << 30;
@@ -211,6 +224,7 @@ int main(int argc, char **argv) {
     struct dg_cuda_opts opts = {0};
     struct dg_error err = {0};
     enum dg_format experts = DG_FMT_Q4_BLOCK;
+    float spread = 5;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--f32")) {
@@ -221,6 +235,8 @@ int main(int argc, char **argv) {
             ctx = atol(v);
         else if (!strcmp(argv[i], "--rows"))
             rows = atoi(v);
+        else if (!strcmp(argv[i], "--spread"))
+            spread = strtof(v, NULL);
         else if (!strcmp(argv[i], "--experts"))
             experts = *v == 'n' ? DG_FMT_NVFP4_BLOCK : *v == 'b' ? DG_FMT_BF16 : DG_FMT_Q4_BLOCK;
         else if (strcmp(argv[i], "--kernels") != 0 || !dg_cuda_parse_kernels(v, &opts))
@@ -230,7 +246,7 @@ int main(int argc, char **argv) {
     real_shape();
     if (rows > 4096 || rows < 1)
         return 2;
-    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, 5, 1};
+    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, spread, 1};
     if (dg_cuda_create_random(&be, &shape, &opts, &err) != DG_OK)
         die(&err);
     int32_t most = rows > cfg.canvas ? rows : cfg.canvas;
@@ -264,6 +280,9 @@ int main(int argc, char **argv) {
         row("soft_exact", 1, time_it(run_soft, &exact), embed, 2.0 * rows * cfg.hidden * cfg.vocab);
         row("step_sparse", 1, time_it(run_step, &sparse), (double)weights, 0);
         row("step_exact", 1, time_it(run_step, &exact), (double)weights, 0);
+        ((struct dg_cuda *)be->impl)->ops.replay = NULL;
+        row("step_sparse_op_by_op", 1, time_it(run_step, &sparse), (double)weights, 0);
+        survivors();
     } else {
         time_layers();
     }
