@@ -1,5 +1,5 @@
-/* Every op of a backend against the case table: cuda_ops [--backend cuda|ref|cpu] [--f32] [--kernels auto|portable|simple|LIST] [--seed N]
- * [--repeat N] [--filter OP] [--small]. Without --f32 the CUDA backend is run with both kinds of planes. */
+/* Every op of a backend against the case table: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N]
+ * [--repeat N] [--filter OP] [--small]. Without --f32 or --bf16 the CUDA backend is run with both kinds of planes. */
 #include "ops/cuda/cuda.h"
 #include "support/op_cases.h"
 
@@ -8,7 +8,7 @@
 #include <string.h>
 
 static int usage(void) {
-    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32] [--kernels auto|portable|simple|LIST] [--seed N] [--repeat N] [--filter OP] [--small]\n",
+    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N] [--repeat N] [--filter OP] [--small]\n",
           stderr);
     return 2;
 }
@@ -38,13 +38,15 @@ static int run(const char *backend, bool f32, struct dg_cuda_opts opts, struct o
 int main(int argc, char **argv) {
     const char *backend = "cuda";
     struct op_cases c = {.seed = 1};
-    bool f32 = false;
+    bool f32 = false, bf16 = false;
     int repeat = 1;
     struct dg_cuda_opts opts = {0};
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(a, "--f32") == 0)
             f32 = true;
+        else if (strcmp(a, "--bf16") == 0)
+            bf16 = true;
         else if (strcmp(a, "--small") == 0)
             c.small = true;
         else if (!v)
@@ -63,7 +65,7 @@ int main(int argc, char **argv) {
             return usage();
     }
     uint64_t seed = c.seed;
-    if (run(backend, true, opts, &c, repeat) == 0 && strcmp(backend, "cuda") == 0 && !f32) {
+    if ((bf16 || run(backend, true, opts, &c, repeat) == 0) && strcmp(backend, "cuda") == 0 && !f32) {
         c.seed = seed;
         run(backend, false, opts, &c, repeat);
     }
