@@ -64,7 +64,15 @@ void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_k
     }
     void *params[1];
     memcpy(params, &args, sizeof args); /* the driver's array has no const */
-    dg_cuda_ok(be, cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL), kernel[k].name);
+    dg_cu_result r;
+    if (cu->chain) {
+        struct dg_cu_launch_attr chained = {.id = DG_CU_LAUNCH_CHAINED, .value.flag = 1};
+        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, &chained, 1};
+        r = cu->d.launch_ex(&l, cu->fn[k], params, NULL);
+    } else {
+        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL);
+    }
+    dg_cuda_ok(be, r, kernel[k].name);
 }
 
 static void push_params(struct dg_backend *be, struct dgc_params p) {

@@ -16,14 +16,15 @@ enum dg_cuda_kernels {
     DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
 };
 
-/* Groups of kernels for compute capability 9.0. */
-enum { DG_CUDA_H_EXPERTS = 1, DG_CUDA_H_DENSE = 2, DG_CUDA_H_HEAD = 4, DG_CUDA_H_SOFT = 8, DG_CUDA_H_ALL = 15 };
+/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. */
+enum { DG_CUDA_H_EXPERTS = 1, DG_CUDA_H_DENSE = 2, DG_CUDA_H_HEAD = 4, DG_CUDA_H_SOFT = 8, DG_CUDA_H_CHAIN = 16, DG_CUDA_H_ALL = 15 };
 
 struct dg_cuda_opts {
     int device;
     bool exact_f32;
     enum dg_cuda_kernels kernels;
     unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels */
+    bool chain;
     size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress;
     void *progress_ctx;

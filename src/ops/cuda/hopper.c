@@ -7,11 +7,13 @@
 static const struct {
     const char *name;
     unsigned bit;
-} groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT}};
+} groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
+              {"chain", DG_CUDA_H_CHAIN}};
 
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
     o->kernels = DG_CUDA_AUTO;
     o->without = 0;
+    o->chain = false;
     if (strcmp(s, "auto") == 0)
         return true;
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : DG_CUDA_PORTABLE;
@@ -27,12 +29,14 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
         if (i == sizeof groups / sizeof *groups)
             return false;
         o->without &= ~groups[i].bit;
+        o->chain = o->chain || groups[i].bit == DG_CUDA_H_CHAIN;
     }
     return true;
 }
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
+    cu->chain = o->chain && cu->major >= 9 && cu->d.launch_ex;
     cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without : 0;
 }
 

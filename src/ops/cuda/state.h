@@ -42,6 +42,7 @@ struct dg_cuda {
     int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
+    bool chain;      /* launches begin while the one before ends */
     unsigned hopper; /* DG_CUDA_H_ groups in use */
     char name[128], about[384];
 

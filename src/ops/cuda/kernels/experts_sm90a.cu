@@ -176,8 +176,6 @@ DGC_KERNEL(moe_plan, moe_plan, 1024) {
     __shared__ int count[32][256], base[256], wsum[2][8];
     const int *expert = a.expert;
     int pairs = a.pairs, nmax = a.nmax, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-    dg_grid_wait();
-    dg_grid_launch();
     if (blockIdx.x > 0) { /* a thread makes one 16-byte chunk: eight threads read and write one group's 128 bytes */
         int groups = a.k / 64;
         int64_t i = (int64_t)(blockIdx.x - 1) * 1024 + tid, group = i >> 3;
@@ -646,8 +644,6 @@ DGC_KERNEL_ONE(moe_down_n64, moe, 640) {
 /* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. d's lines leave the L2 without being written to memory. topk <= 8
  * runs with all loads in flight. */
 DGC_KERNEL(moe_sum, moe_sum, 352) {
-    dg_grid_wait();
-    dg_grid_launch();
     int64_t row = blockIdx.x;
     int c = blockIdx.y * 352 + threadIdx.x, topk = a.topk;
     bool on = c < a.hidden / 4;

@@ -187,6 +187,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         dg_bar_init_fence();
     }
     __syncthreads();
+    dgc_chain();
     /* the tile's matrix, its first row there and its first column in y */
     int which = 0, row = blockIdx.x * feats, col = row, token = blockIdx.y * BT, n = p.n0;
     if (EPI == GEMM_PLAIN && row >= n && p.n1 > 0) {
@@ -269,6 +270,7 @@ GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
 GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
 
 DGC_KERNEL_ONE(head_sm90, head_sm90, GEMM_THREADS) {
+    dgc_chain();
     gemm_body<128, 256, 4, false, GEMM_HEAD>(
         {&a.w, &a.x, a.vocab, 0, 0, a.k, a.rows, 0, 0, {a.logits, a.ld, a.cap, a.prm->inv_t_head, (float4 *)a.partial}});
 }

@@ -24,6 +24,7 @@ DGC_KERNEL_ONE(soft_sm90, soft_sm90, 384) {
     unsigned full = dg_smem(smem + STAGES * STAGE), empty = full + STAGES * 8;
     int wg = threadIdx.x >> 7, lane = threadIdx.x & 31, part = blockIdx.x % DGC_SOFT_PARTS_SM90;
     int col = blockIdx.x / DGC_SOFT_PARTS_SM90 * 128, row = blockIdx.y * 256, mine = row + threadIdx.x;
+    dgc_chain();
     if (!__syncthreads_or(threadIdx.x < 256 && mine < a.rows && (!a.sparse || a.count[mine] > DGC_SOFT_LIST)))
         return;
     int all = (a.vocab + 63) / 64, begin = (int)((int64_t)all * part / DGC_SOFT_PARTS_SM90),
