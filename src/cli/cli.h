@@ -44,6 +44,8 @@ struct dg_model_args {
 };
 /* Defaults. */
 void dg_model_args_init(struct dg_model_args *a);
+/* A value of --kv. Errors: DG_E_ARG. */
+enum dg_status dg_kv_type(const char *name, enum dg_dtype *out, struct dg_error *err) DG_MUST_CHECK;
 #define DG_MODEL_ARG(a) {"model", 'm', DG_ARG_STR, &(a).model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache"}
 #define DG_RUN_ARGS(a)                                                                                                             \
     {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},           \
@@ -51,7 +53,7 @@ void dg_model_args_init(struct dg_model_args *a);
     {"cpu", 0, DG_ARG_STR, &(a).cpu, 0, 0, "LEVEL", "strongest instruction set to use: see diffgemma probe-device"},                \
     {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
     {"ctx", 'c', DG_ARG_INT, &(a).ctx, 1, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
-    {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default) or f32"}
+    {"kv", 0, DG_ARG_STR, &(a).kv, 0, 0, "TYPE", "KV element type: f16 (default), f32, or q8 (half the memory, less exact)"}
 
 /* Everything a command runs on; zeroed is empty. */
 struct dg_runtime {

@@ -219,13 +219,13 @@ static enum dg_status work(struct dg_runtime *r, const struct options *o, struct
     in.canvas = *canvas;
     struct path a = {"ref", {.exact = true}, {.ctx = o->model.ctx, .kv = DG_F32}};
     struct path b = {o->model.backend, {.threads = (int)o->model.threads, .device = (int)o->model.device, .cpu = {o->model.cpu}},
-                     {.ctx = o->model.ctx, .kv = !strcmp(o->model.kv, "f32") ? DG_F32 : DG_F16, .chunk = (int32_t)o->chunk}};
-    if (strcmp(o->model.kv, "f32") && strcmp(o->model.kv, "f16"))
-        return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32", o->model.kv);
+                     {.ctx = o->model.ctx, .kv = DG_F16, .chunk = (int32_t)o->chunk}};
+    if (o->model.kv)
+        DG_TRY(dg_kv_type(o->model.kv, &b.session.kv, err));
     DG_TRY(run_path(r->model, &a, &in, base, err));
     DG_TRY(run_path(r->model, &b, &in, other, err));
     printf("prompt %zu tokens, canvas %d, seed %lld; oracle: ref, f32 KV; other: %s, %s KV\n", ids->n, c->canvas, (long long)o->seed,
-           o->model.backend, o->model.kv);
+           o->model.backend, o->model.kv ? o->model.kv : "f16");
     for (size_t i = 0; i < base->n && i < other->n; i++)
         compare(&base->e[i], &other->e[i]);
     if (!o->dump)

@@ -29,7 +29,18 @@ int dg_cli_fail(const char *name, struct dg_error *err) {
     return status;
 }
 
-void dg_model_args_init(struct dg_model_args *a) { *a = (struct dg_model_args){.backend = "auto", .kv = "f16"}; }
+void dg_model_args_init(struct dg_model_args *a) { *a = (struct dg_model_args){.backend = "auto"}; }
+
+enum dg_status dg_kv_type(const char *name, enum dg_dtype *out, struct dg_error *err) {
+    static const char *const names[] = {"f16", "f32", "q8"};
+    static const enum dg_dtype types[] = {DG_F16, DG_F32, DG_Q8};
+    for (int i = 0; i < 3; i++)
+        if (!strcmp(name, names[i])) {
+            *out = types[i];
+            return DG_OK;
+        }
+    return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32, q8", name);
+}
 
 enum dg_status dg_runtime_flags(struct dg_runtime *r, struct dg_error *err) {
     dg_flags_default(&r->flags);
@@ -97,12 +108,9 @@ enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_ar
     *so = (struct dg_session_opts){.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
     int32_t topk = !r->flags.attn_topk ? 0 : r->flags.attn_topk_dyn ? DG_TOPK_DYN : r->flags.attn_topk_k;
     so->attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
-    if (!strcmp(a->kv, "f16"))
-        so->kv = DG_F16;
-    else if (!strcmp(a->kv, "f32"))
-        so->kv = DG_F32;
-    else
-        return DG_FAIL(err, DG_E_ARG, "--kv %s: one of f16, f32", a->kv);
+    so->kv = r->flags.kv_q8 ? DG_Q8 : DG_F16;
+    if (a->kv)
+        DG_TRY(dg_kv_type(a->kv, &so->kv, err));
     if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
         return DG_FAIL(err, DG_E_FORMAT, "the tokenizer has %d entries, the model only %d: they do not belong together", dg_tokenizer_size(r->tok),
                        r->model->cfg.vocab);

@@ -53,6 +53,7 @@ static const struct flag table[] = {
          "soft embedding from tokens of at least e^-10 of a row's largest probability; 0 = from all"),
     {"KV_RING", FLAG_POW2, AT(kv_ring), 16, 1 << 24, "16..16777216, a power of two", 0, "4096",
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
+    BOOL("KV_Q8", kv_q8, "0", "KV cache in 8 bits where --kv is not given: half the memory, less exact"),
     BOOL("KV_REUSE", kv_reuse, "1", "a chat's prompt continues the cache of the one before; 0 = each is computed whole"),
     BOOL("TOOL_VALIDATE", tool_validate, "0", "generate a turn with an invalid tool call again, as --tool-retries 2 does"),
     BOOL("TOOL_REPAIR", tool_repair, "0", "let the model correct an invalid tool call unseen, as --tool-repair does"),

@@ -22,6 +22,7 @@ struct dg_flags {
     bool attn_window, attn_topk, attn_topk_dyn, attn_topk_decode;
     int32_t attn_topk_k;
     int32_t kv_ring; /* a power of two */
+    bool kv_q8;
     bool kv_reuse;
     /* self-conditioning */
     bool sc_sparse;

@@ -32,6 +32,7 @@ struct dg_planes {
     struct dg_attention_opts attention;
     struct dg_plane x;      /* residual stream */
     struct dg_plane h, t;   /* [rows][hidden] */
+    struct dg_plane hr, he; /* likewise: what the router and the experts read */
     struct dg_plane qkv, att; /* widest layer's */
     struct dg_plane ff;     /* [rows][inter] */
     struct dg_plane moe;    /* f32 [rows][hidden] */
@@ -53,6 +54,8 @@ struct dg_planes {
 /* rows: most rows of a call, at least cfg.canvas. Owner: the caller. Errors: DG_E_NOMEM, DG_E_UNSUPPORTED (layers of one kind with
  * different head dimensions). */
 enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
+/* Bytes of backend memory dg_planes_init would take, but for some kilobytes. */
+size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows);
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be);
 
 /* Causal pass of n tokens (host memory, 1 <= n <= planes->rows, in the vocabulary) at position kv->len; writes their KV and advances

@@ -22,7 +22,7 @@ size_t dg_kv_bytes(const struct dg_config *c, int64_t ctx, int64_t ring_want, in
     int64_t ring = ring_slots(c, ctx, ring_want, rows_max);
     size_t bytes = 0;
     for (int32_t l = 0; l < c->layers; l++)
-        bytes += 2 * (size_t)layer_slots(c, l, ctx, ring) * (size_t)c->layer[l].kv_heads * (size_t)c->layer[l].hd * dg_dtype_bytes(dtype);
+        bytes += 2 * (size_t)layer_slots(c, l, ctx, ring) * (size_t)c->layer[l].kv_heads * dg_kv_head_bytes(dtype, c->layer[l].hd);
     return bytes;
 }
 
@@ -30,6 +30,8 @@ enum dg_status dg_kv_init(struct dg_kv *kv, struct dg_backend *be, int64_t ctx, 
                           struct dg_error *err) {
     const struct dg_config *c = &be->model->cfg;
     memset(kv, 0, sizeof *kv);
+    if (dtype == DG_Q8 && !be->ops->kv_q8)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "the %s backend has no q8 KV cache; use --kv f16", be->ops->name);
     kv->ctx = ctx;
     kv->ring = ring_slots(c, ctx, ring_want, rows_max);
     kv->window = c->window;
@@ -43,7 +45,7 @@ enum dg_status dg_kv_init(struct dg_kv *kv, struct dg_backend *be, int64_t ctx, 
         bool full = c->layer[l].full;
         *y = (struct dg_kv_layer){NULL, NULL, dtype, c->layer[l].kv_heads, c->layer[l].hd, layer_slots(c, l, ctx, kv->ring), !full,
                                   full ? 0 : c->window};
-        size_t bytes = (size_t)y->slots * (size_t)y->kv_heads * (size_t)y->hd * dg_dtype_bytes(dtype);
+        size_t bytes = (size_t)y->slots * (size_t)y->kv_heads * dg_kv_head_bytes(dtype, y->hd);
         y->k = be->ops->alloc(be, bytes);
         y->v = be->ops->alloc(be, bytes);
         if (!y->k || !y->v) {
@@ -106,7 +108,7 @@ enum dg_status dg_kv_fingerprint(const struct dg_kv *kv, struct dg_backend *be, 
     uint64_t h = mix(0, (uint64_t)kv->len);
     for (int32_t l = 0; l < kv->layers; l++) {
         const struct dg_kv_layer *y = &kv->layer[l];
-        size_t row = (size_t)y->kv_heads * (size_t)y->hd * dg_dtype_bytes(y->dtype);
+        size_t row = (size_t)y->kv_heads * dg_kv_head_bytes(y->dtype, y->hd);
         uint8_t *tmp = dg_calloc(row, 1);
         if (!tmp)
             return DG_FAIL(err, DG_E_NOMEM, "no memory for the KV fingerprint");

@@ -21,8 +21,8 @@ struct dg_kv {
 };
 
 /* ctx: positions of a full layer; ring_want: slots wished for sliding layers, rounded up to a power of two of at least
- * window - 1 + rows_max (and no more than ctx needs). dtype: DG_F32 or DG_F16. Owner: the caller, dg_kv_deinit.
- * Errors: DG_E_NOMEM with the figures. */
+ * window - 1 + rows_max (and no more than ctx needs). dtype: DG_F32, DG_F16 or DG_Q8. Owner: the caller, dg_kv_deinit.
+ * Errors: DG_E_NOMEM with the figures, DG_E_UNSUPPORTED for DG_Q8 on a backend without it. */
 enum dg_status dg_kv_init(struct dg_kv *kv, struct dg_backend *be, int64_t ctx, int64_t ring_want, int32_t rows_max, enum dg_dtype dtype,
                           struct dg_error *err) DG_MUST_CHECK;
 void dg_kv_deinit(struct dg_kv *kv, struct dg_backend *be);

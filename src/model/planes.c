@@ -27,18 +27,35 @@ static enum dg_status frequencies(struct dg_planes *p, const struct dg_config *c
     return DG_OK;
 }
 
+/* Columns of the widest layer's q|k|v, and of its q. */
+static void widest(const struct dg_model *m, int32_t *qkv, int32_t *att) {
+    *qkv = *att = 0;
+    for (int32_t l = 0; l < m->cfg.layers; l++) {
+        const struct dg_layer_shape *s = &m->cfg.layer[l];
+        int32_t q = m->cfg.heads * s->hd, all = q + (m->layer[l].v.data ? 2 : 1) * s->kv_heads * s->hd;
+        *qkv = all > *qkv ? all : *qkv;
+        *att = q > *att ? q : *att;
+    }
+}
+
+size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {
+    const struct dg_config *c = &be->model->cfg;
+    int32_t qkv, att;
+    widest(be->model, &qkv, &att);
+    size_t act = 3 * (size_t)c->hidden + (size_t)qkv + (size_t)att + (size_t)c->inter;
+    return (size_t)rows * (act * dg_dtype_bytes(be->ops->act) + (size_t)c->hidden * sizeof(float)) +
+           (size_t)c->canvas * (size_t)c->vocab * sizeof(float);
+}
+
 static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
     const struct dg_config *c = &be->model->cfg;
     const struct dg_ops *op = be->ops;
-    int32_t qkv = 0, att = 0;
-    for (int32_t l = 0; l < c->layers; l++) {
-        const struct dg_layer_shape *s = &c->layer[l];
-        int32_t q = c->heads * s->hd, all = q + (be->model->layer[l].v.data ? 2 : 1) * s->kv_heads * s->hd;
-        qkv = all > qkv ? all : qkv;
-        att = q > att ? q : att;
-    }
+    int32_t qkv, att;
+    widest(be->model, &qkv, &att);
     p->x = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->h = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->hr = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->he = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->t = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->qkv = dg_plane_alloc(be, op->act, rows, qkv);
     p->att = dg_plane_alloc(be, op->act, rows, att);
@@ -81,7 +98,7 @@ enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_
 }
 
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {
-    struct dg_plane *planes[] = {&p->x, &p->h, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
+    struct dg_plane *planes[] = {&p->x, &p->h, &p->hr, &p->he, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
     for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
         dg_plane_free(be, planes[i]);
     void *arrays[] = {p->stats.entropy,  p->stats.max,      p->stats.sum, p->stats.p_max, p->stats.argmax, p->routing.expert,

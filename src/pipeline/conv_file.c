@@ -63,7 +63,7 @@ static int64_t first_live(const struct dg_kv_layer *y, int64_t len) {
     return y->window && len > y->window - 1 ? len - (y->window - 1) : 0;
 }
 
-static size_t row_bytes(const struct dg_kv_layer *y) { return (size_t)y->kv_heads * (size_t)y->hd * dg_dtype_bytes(y->dtype); }
+static size_t row_bytes(const struct dg_kv_layer *y) { return (size_t)y->kv_heads * dg_kv_head_bytes(y->dtype, y->hd); }
 
 /* Runs of consecutive slots, at most a chunk at a time. */
 static enum dg_status pass_plane(struct stream *s, struct dg_backend *be, const struct dg_kv_layer *y, void *plane, int64_t len,

@@ -239,7 +239,8 @@ enum dg_status dg_oplog_read_head(const json_t *line, struct dg_oplog_session *o
     out->model_id = get_u64(&f, "model_id", 16);
     out->text = get_bool(&f, "text");
     o->ctx = get_i64(&f, "ctx");
-    o->kv = !strcmp(get_str(&f, "kv"), "f32") ? DG_F32 : DG_F16;
+    const char *kv = get_str(&f, "kv");
+    o->kv = !strcmp(kv, "f32") ? DG_F32 : !strcmp(kv, "q8") ? DG_Q8 : DG_F16;
     o->ring = get_i64(&f, "ring");
     o->chunk = get_int(&f, "chunk");
     o->sc_sparse = get_bool(&f, "sc_sparse");

@@ -136,7 +136,7 @@ enum dg_status dg_oplog_head(struct dg_oplog_writer *w, const struct dg_oplog_he
     add_hex(b, "model_id", h->model_id);
     add_text(b, "backend", h->backend);
     add_int(b, "ctx", o->ctx);
-    add_text(b, "kv", o->kv == DG_F32 ? "f32" : "f16");
+    add_text(b, "kv", o->kv == DG_F32 ? "f32" : o->kv == DG_Q8 ? "q8" : "f16");
     add_int(b, "ring", o->ring);
     add_int(b, "chunk", o->chunk);
     add_bool(b, "sc_sparse", o->sc_sparse);

@@ -1,11 +1,15 @@
 #include "session/session.h"
 
 #include "core/mem.h"
+#include "core/meminfo.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #define DEFAULT_CTX 8192
+#define DRAW_BLOCK 1024 /* ids summed together when one is drawn */
+#define DRAW_BLOCKS(vocab) (((vocab) + DRAW_BLOCK - 1) / DRAW_BLOCK)
 
 static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
     const struct dg_config *c = &be->model->cfg;
@@ -36,6 +40,31 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
     return DG_OK;
 }
 
+/* Refuses what the machine cannot hold before any of it is taken: memory that is not there is given out all the same, and the process that
+ * uses it is killed. Weights are mapped, and what the system keeps of their files it gives up for others. */
+static enum dg_status check_memory(const struct dg_session *s, int32_t rows, struct dg_error *err) {
+    const struct dg_session_opts *o = &s->opts;
+    size_t kv = dg_kv_bytes(s->cfg, o->ctx, o->ring, rows, o->kv), planes = o->planes ? 0 : dg_planes_bytes(s->be, rows);
+    uint64_t room = dg_mem_available();
+    if (!s->be->ops->host_memory || kv + planes <= room)
+        return DG_OK;
+    /* the largest context that fits, to a thousand */
+    int64_t lo = 0, hi = o->ctx;
+    while (hi - lo > 1) {
+        int64_t mid = lo + (hi - lo) / 2;
+        *(dg_kv_bytes(s->cfg, mid, o->ring, rows, o->kv) + planes <= room ? &lo : &hi) = mid;
+    }
+    lo = lo > 1024 ? lo / 1024 * 1024 : lo;
+    char advice[80] = "not even the smallest fits";
+    if (lo > s->cfg->canvas)
+        snprintf(advice, sizeof advice, "--ctx %lld fits", (long long)lo);
+    return DG_FAIL(err, DG_E_NOMEM,
+                   "a context of %lld needs %.2f GiB for its KV cache and %.2f GiB to compute in, and %.2f GiB of memory are free "
+                   "(weights are mapped and not counted): %s%s",
+                   (long long)o->ctx, (double)kv / (1 << 30), (double)planes / (1 << 30), (double)room / (1 << 30), advice,
+                   o->kv == DG_Q8 || !s->be->ops->kv_q8 ? "" : "; --kv q8 halves the cache");
+}
+
 static enum dg_status planes(struct dg_session *s, int32_t rows, struct dg_error *err) {
     if (s->opts.planes) {
         s->planes = s->opts.planes;
@@ -63,6 +92,8 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
     if (st == DG_OK)
+        st = check_memory(s, rows, err);
+    if (st == DG_OK)
         st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
     if (st == DG_OK)
         st = planes(s, rows, err);
@@ -72,7 +103,8 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
         s->p_max = dg_calloc(n, sizeof *s->p_max);
         s->argmax = dg_calloc(n, sizeof *s->argmax);
         s->row = dg_calloc((size_t)c->vocab, sizeof *s->row);
-        if (!s->entropy || !s->p_max || !s->argmax || !s->row || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+        s->draw_sum = dg_calloc((size_t)DRAW_BLOCKS(c->vocab), sizeof *s->draw_sum);
+        if (!s->entropy || !s->p_max || !s->argmax || !s->row || !s->draw_sum || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
             st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
     }
     if (st != DG_OK) {
@@ -96,6 +128,7 @@ void dg_session_destroy(struct dg_session *s) {
     dg_free(s->p_max);
     dg_free(s->argmax);
     dg_free(s->row);
+    dg_free(s->draw_sum);
     dg_free(s);
 }
 
@@ -174,21 +207,54 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
     return DG_OK;
 }
 
+struct draw_job {
+    const float *z;
+    double inv_t, max;
+    int32_t vocab;
+    double *sum; /* of each block of DRAW_BLOCK ids */
+};
+
+/* Below e^-60 of the largest, all ids of a vocabulary together are lost in the sum's last bit. */
+static double weight(const struct draw_job *j, int32_t v) {
+    double d = (double)j->z[v] * j->inv_t - j->max;
+    return d < -60 ? 0 : exp(d);
+}
+
+static void draw_part(void *arg, int part, int n_parts) {
+    struct draw_job *j = arg;
+    int64_t begin, end;
+    dg_pool_range(DRAW_BLOCKS(j->vocab), 1, part, n_parts, &begin, &end);
+    for (int64_t b = begin; b < end; b++) {
+        double sum = 0;
+        for (int32_t v = (int32_t)b * DRAW_BLOCK; v < j->vocab && v < (b + 1) * DRAW_BLOCK; v++)
+            sum += weight(j, v);
+        j->sum[b] = sum;
+    }
+}
+
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
-    int32_t vocab = s->cfg->vocab;
-    float *z = s->row, max, inv_t = s->planes->stats_inv_t;
-    s->be->ops->read(s->be, z, (const float *)s->planes->logits.data + (int64_t)row * vocab, (size_t)vocab * sizeof *z);
+    struct draw_job j = {.inv_t = (double)s->planes->stats_inv_t, .vocab = s->cfg->vocab, .sum = s->draw_sum};
+    const float *logits = (const float *)s->planes->logits.data + (int64_t)row * j.vocab;
+    float max;
+    if (!s->be->ops->host_memory)
+        s->be->ops->read(s->be, s->row, logits, (size_t)j.vocab * sizeof *logits);
+    j.z = s->be->ops->host_memory ? logits : s->row;
     s->be->ops->read(s->be, &max, s->planes->stats.max + row, sizeof max);
+    j.max = (double)max;
+    dg_pool_run(s->be->pool, draw_part, &j);
     double sum = 0, at = 0;
-    for (int32_t v = 0; v < vocab; v++)
-        sum += exp((double)z[v] * (double)inv_t - (double)max);
-    int32_t pick = vocab - 1;
-    for (int32_t v = 0; v < vocab; v++) {
-        at += exp((double)z[v] * (double)inv_t - (double)max);
-        if (at > u * sum) {
-            pick = v;
+    int32_t b = 0, blocks = DRAW_BLOCKS(j.vocab);
+    for (int32_t i = 0; i < blocks; i++)
+        sum += j.sum[i];
+    while (b + 1 < blocks && !(at + j.sum[b] > u * sum))
+        at += j.sum[b++];
+    int32_t pick = b * DRAW_BLOCK;
+    for (int32_t v = pick; v < j.vocab && v < (b + 1) * DRAW_BLOCK; v++) {
+        double w = weight(&j, v);
+        at += w;
+        pick = w > 0 ? v : pick; /* rounding may leave the last of them short of the sum */
+        if (at > u * sum)
             break;
-        }
     }
     *id = pick;
     return dg_backend_status(s->be, err);

@@ -11,7 +11,7 @@
 
 struct dg_session_opts {
     int64_t ctx;          /* positions, canvas included; 0 = the model's maximum or 8192, whichever is less */
-    enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle */
+    enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle, DG_Q8 on request */
     int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
     int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
@@ -33,6 +33,7 @@ struct dg_session {
     float *entropy, *p_max;
     int32_t *argmax;
     float *row; /* one row of logits on the host, cfg.vocab: to draw from */
+    double *draw_sum; /* of blocks of it */
     /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL =
      * never. Borrowed; whoever drives the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;

@@ -247,7 +247,7 @@ done
 go flags
 n=0
 for v in ATTN_WINDOW ATTN_TOPK ATTN_TOPK_DYN ATTN_TOPK_K ATTN_TOPK_DECODE COMMIT_CONF_TRIM COMMIT_CONF_HARD CONTINUE_PAST_STOP WS_BLOCK_STOP DENOISER_ARGMAX \
-    FREEZE EARLY_STOP_MEAN_ENT EMPTY_REPLY_RETRY REFERENCE_STOPS FIRST_STEP_SC SC_SPARSE KV_RING HF_HOME MODEL TRACE_PMAX_JSONL; do
+    FREEZE EARLY_STOP_MEAN_ENT EMPTY_REPLY_RETRY REFERENCE_STOPS FIRST_STEP_SC SC_SPARSE KV_RING KV_Q8 HF_HOME MODEL TRACE_PMAX_JSONL; do
     grep -q "^DGQ_$v  *[a-z]* " "$out" || { n=$((n + 1)) && echo "flags lacks $v" >&2; }
 done
 [ "$status" -eq 0 ] && [ $n -eq 0 ] && pass "flags lists every switch" || miss "flags lists every switch" "$n missing"

@@ -19,6 +19,17 @@ for prog in cpu_ops cpu_ops_emulated; do
     fi
 done
 
+# what the op table and the sessions promise, on this backend
+for prog in ops_test session_test; do
+    if DG_TEST_BACKEND=cpu "$DG_BUILD/tests/$prog" >"$tmp/out" 2>"$tmp/err" && grep -q '^ok' "$tmp/out" && ! grep -q '^not ok' "$tmp/out"; then
+        echo "ok - $prog on the CPU backend: $(grep -c '^ok' "$tmp/out") tests"
+    else
+        grep '^not ok' "$tmp/out" >&2
+        tail -n 20 "$tmp/err" >&2
+        echo "not ok - $prog on the CPU backend: $(grep -m 1 '^not ok' "$tmp/out")"
+    fi
+done
+
 # the error of an unknown level names those there are
 "$dg" ask --backend cpu --cpu nonesuch -m "$DG_ROOT/models/mini" -p x >"$tmp/out" 2>&1
 status=$?

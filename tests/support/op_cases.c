@@ -1,6 +1,7 @@
 #include "support/op_cases.h"
 
 #include "core/half.h"
+#include "ops/kv_q8.h"
 #include "support/op_planes.h"
 
 #include <math.h>
@@ -125,6 +126,42 @@ static void case_rms_norm(struct op_run *r) { case_norms(r, 0); }
 static void case_norm_add(struct op_run *r) { case_norms(r, 1); }
 static void case_norm_pair(struct op_run *r) { case_norms(r, 2); }
 
+/* One pass over a residual stream leaves the bits that the single ops leave. */
+static void case_norm_chain(struct op_run *r) {
+    static const int shape[][2] = {{3, 31}, {5, 416}, {130, 2816}, {2, 8192}, {9, 8200}};
+    const struct dg_ops *op = r->c->be->ops;
+    for (size_t i = 0; op->norm_chain && i < 5; i++)
+        for (int variant = 0; variant < 4; variant++) {
+            int n = shape[i][0], k = shape[i][1], outs_n = variant ? variant : 0;
+            r->whole = true; /* where rows begin decides the order of a sum */
+            struct op_plane a = op_input(r, n, k, op->act, 2), b = op_input(r, n, k, DG_F32, 3), x = op_input(r, n, k, op->act, 4);
+            struct op_plane a1 = op_output(r, n, k, op->act), x1 = op_output(r, n, k, op->act), y[3], y1[3];
+            struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy[3];
+            struct dg_norm_out outs[3];
+            if (variant & 2)
+                op->norm_pair(r->c->be, &a.p, &wa.v, &b.p, &wb.v, 1e-6f, &a1.p);
+            op->norm_add(r->c->be, variant & 2 ? &a1.p : &a.p, &w.v, 1e-6f, &x.p, 0.75f, &x1.p);
+            for (int o = 0; o < outs_n; o++) {
+                y[o] = op_output(r, n, k, op->act);
+                y1[o] = op_output(r, n, k, op->act);
+                wy[o] = op_vec(r, k, 1);
+                outs[o] = (struct dg_norm_out){&wy[o].v, 0.5f + (float)o, &y[o].p};
+                op->rms_norm(r->c->be, &x1.p, &wy[o].v, outs[o].mul, 1e-6f, &y1[o].p);
+            }
+            op->norm_chain(r->c->be, &a.p, &wa.v, variant & 2 ? &b.p : NULL, &wb.v, &w.v, 1e-6f, 0.75f, &x.p, outs, outs_n);
+            op_fetch(r, &x);
+            op_fetch(r, &x1);
+            op_expect_same(r, &x1, 0, &x, 0, n);
+            for (int o = 0; o < outs_n; o++) {
+                op_fetch(r, &y[o]);
+                op_fetch(r, &y1[o]);
+                op_expect_same(r, &y1[o], 0, &y[o], 0, n);
+            }
+            r->whole = false;
+            op_done(r, "n=%d k=%d variant %d", n, k, variant);
+        }
+}
+
 static void case_add(struct op_run *r) {
     const struct dg_ops *op = r->c->be->ops;
     struct op_plane a = op_input(r, 70, 333, op->act, 2), b = op_input(r, 70, 333, op->act, 2), y = op_output(r, 70, 333, op->act);
@@ -174,6 +211,11 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
         op->linear(r->c->be, &part, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, m / 3, &again, 0, m - m / 3);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct op_plane alone = op_output(r, 1, total, op->act);
+        op->linear(r->c->be, &last, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
 }
@@ -193,6 +235,17 @@ static void case_linear(struct op_run *r) {
         if (!r->c->small) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
+            if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
+                r->whole = true;
+                one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 270, 72, 320, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
+                r->whole = false;
+            }
         }
     }
 }
@@ -240,25 +293,50 @@ static const struct kv_case kv_cases[] = {
     {64, 8, 1, 60, 60, 30, true, false, true, 0, DG_F16, DG_TOPK_DYN, 0},
     {128, 2, 1, 6, 6, 4500, false, false, true, 0, DG_F16, 1, 0},
     {64, 4, 2, 21, 21, 4000, true, false, true, 0, DG_F32, 300, 0},
+    /* caches in eight bits */
+    {64, 4, 2, 70, 69, 300, true, true, true, 64, DG_Q8, 0, 0},
+    {512, 16, 2, 9, 9, 130, false, false, false, 0, DG_Q8, 0, 0},
+    {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_Q8, 0, 0},
+    {128, 4, 2, 6, 6, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
+
+/* A value of a cache as stored. */
+static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, int64_t slot, int32_t h, int d) {
+    const unsigned char *head = raw + (size_t)(slot * kv->kv_heads + h) * dg_kv_head_bytes(kv->dtype, kv->hd);
+    if (kv->dtype != DG_Q8)
+        return op_get(head, kv->dtype, d);
+    float scale;
+    memcpy(&scale, head, sizeof scale);
+    return (double)scale * ((const signed char *)head)[sizeof scale + (size_t)d];
+}
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
 static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
-    size_t n = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads * (size_t)c->hd, esz = dg_dtype_bytes(c->kv);
+    size_t heads = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
     struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
     double **val[2] = {k, v};
     for (int which = 0; which < 2; which++) {
-        double *d = op_memory(r, n * sizeof *d);
-        unsigned char *raw = op_memory(r, n * esz);
-        memset(raw, 0xff, n * esz);
-        int64_t row = (int64_t)c->kv_heads * c->hd, from = c->ring && filled > KV_SLOTS ? filled - KV_SLOTS : 0;
-        for (int64_t p = from; p < filled; p++)
-            for (int64_t i = 0; i < row; i++) {
-                int64_t at = dg_kv_slot(&kv, p) * row + i;
-                d[at] = op_put(raw, c->kv, at, op_normal(r) * (which ? 1 : 0.4));
+        double *d = op_memory(r, heads * (size_t)c->hd * sizeof *d);
+        unsigned char *raw = op_memory(r, bytes);
+        memset(raw, 0xff, bytes);
+        int64_t from = c->ring && filled > KV_SLOTS ? filled - KV_SLOTS : 0;
+        for (int64_t i = from * c->kv_heads; i < filled * c->kv_heads; i++) {
+            int64_t slot = dg_kv_slot(&kv, i / c->kv_heads), at = slot * c->kv_heads + i % c->kv_heads;
+            unsigned char *head = raw + (size_t)at * dg_kv_head_bytes(c->kv, c->hd);
+            float x[HEAD_DIM];
+            for (int e = 0; e < c->hd; e++) {
+                double value = op_normal(r) * (which ? 1 : 0.4);
+                x[e] = (float)value;
+                if (c->kv != DG_Q8)
+                    op_put(head, c->kv, e, value);
             }
+            if (c->kv == DG_Q8)
+                dg_kv_q8_store(x, c->hd, head);
+            for (int e = 0; e < c->hd; e++)
+                d[at * c->hd + e] = kv_value(&kv, raw, slot, (int32_t)(i % c->kv_heads), e);
+        }
         *val[which] = d;
-        *(which ? &kv.v : &kv.k) = op_upload(r, raw, n * esz);
+        *(which ? &kv.v : &kv.k) = op_upload(r, raw, bytes);
     }
     return kv;
 }
@@ -341,12 +419,12 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
     op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : "f32");
+            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32");
 }
 
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        if (!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700)
+        if ((!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             one_attention(r, &kv_cases[i]);
 }
 
@@ -364,12 +442,12 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
         cs[i] = (float)cos(a);
         sn[i] = (float)sin(a);
     }
-    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * (size_t)hd;
+    size_t bytes = (size_t)(c->n * half) * sizeof *cs, n = (size_t)kv.slots * (size_t)c->kv_heads * dg_kv_head_bytes(c->kv, hd);
     op->qkv_store(r->c->be, &x.p, c->heads, c->has_v, &qn.v, &kn.v, 1e-6f, op_upload(r, cs, bytes), op_upload(r, sn, bytes), &b, &kv);
     double *before = x.v;
     x.v = NULL;
     op_fetch(r, &x);
-    const unsigned char *rk = op_download(r, kv.k, n * dg_dtype_bytes(c->kv)), *rv = op_download(r, kv.v, n * dg_dtype_bytes(c->kv));
+    const unsigned char *rk = op_download(r, kv.k, n), *rv = op_download(r, kv.v, n);
     double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)KV_FULL * sizeof *seen);
     for (int i = 0; i < c->n; i++)
         for (int u = 0; u < c->heads + 2 * c->kv_heads; u++) {
@@ -377,8 +455,11 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
             int h = is_v ? u - c->heads - c->kv_heads : is_q ? u : u - c->heads;
             const double *src = before + (int64_t)i * cols + (is_v && !c->has_v ? c->heads + h : u) * hd, *w = is_q ? qn.w : kn.w;
             double rms = inv_rms(src, hd);
-            int64_t slot = dg_kv_slot(&kv, c->pos0 + i), at = (slot * c->kv_heads + h) * hd;
+            int64_t slot = dg_kv_slot(&kv, c->pos0 + i);
             seen[slot] = i < c->live;
+            double step = 0; /* of the head's eight bits */
+            for (int d = 0; c->kv == DG_Q8 && !is_q && i < c->live && d < hd; d++)
+                step = fmax(step, fabs(kv_value(&kv, is_v ? rv : rk, slot, h, d)) / 127);
             for (int d = 0; d < hd; d++) {
                 int p = d % half;
                 double a = src[p] * rms * w[p], bb = src[p + half] * rms * w[p + half], co = cs[i * half + p], si = sn[i * half + p];
@@ -387,11 +468,12 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
                 if (is_q)
                     op_expect(r, &x, i, u * hd + d, want, mag * sum_bound(hd) + act_round(r) * fabs(want) + 1e-37);
                 else if (i < c->live)
-                    op_expect_value(r, op_get(is_v ? rv : rk, c->kv, at + d), want, mag * sum_bound(hd) + store * fabs(want) + 0x1p-24, "kv", i, d);
+                    op_expect_value(r, kv_value(&kv, is_v ? rv : rk, slot, h, d), want,
+                                    mag * sum_bound(hd) + store * fabs(want) + 0.501 * step + 0x1p-24, "kv", i, d);
             }
         }
     for (int64_t slot = 0; slot < kv.slots; slot++)
-        if (!seen[slot] && !isnan(op_get(rk, c->kv, slot * c->kv_heads * hd)))
+        if (!seen[slot] && !isnan(kv_value(&kv, rk, slot, 0, 0)))
             op_fail(r, "slot %lld was written by nobody's row", (long long)slot);
     op_done(r, "hd=%d heads=%d/%d n=%d live=%d pos0=%lld %s", hd, c->heads, c->kv_heads, c->n, c->live, (long long)c->pos0,
             c->has_v ? "v" : "v is k");
@@ -399,7 +481,8 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
 
 static void case_qkv_store(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        one_qkv(r, &kv_cases[i]);
+        if (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8)
+            one_qkv(r, &kv_cases[i]);
 }
 
 /* Duplicated experts give equal logits: the lower id must win. */
@@ -468,6 +551,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
     struct op_stack gu = op_stack(r, fmt, experts, 2 * moe, hidden), dn = op_stack(r, fmt, experts, hidden, moe);
+    if (r->c->prepare_experts)
+        r->c->prepare_experts(be, &gu.s, &dn.s);
     size_t pairs = (size_t)(m * topk);
     int32_t *id = op_memory(r, pairs * 4);
     float *wt = op_memory(r, pairs * 4);
@@ -519,6 +604,12 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
         be->ops->experts(be, &part, &rest, &gu.s, &dn.s, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, n);
+        struct dg_plane last = op_rows(&x, m - 1, 1);
+        struct dg_routing its = {op_upload(r, id + (m - 1) * topk, (size_t)topk * 4), op_upload(r, wt + (m - 1) * topk, (size_t)topk * 4), topk};
+        struct op_plane alone = op_output(r, 1, hidden, DG_F32);
+        be->ops->experts(be, &last, &its, &gu.s, &dn.s, &alone.p);
+        op_fetch(r, &alone);
+        op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
             lopsided ? " lopsided" : "");
@@ -533,6 +624,16 @@ static void case_experts(struct op_run *r) {
             one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
         if (!r->c->small)
             one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+        /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
+        if (fmts[f] == DG_FMT_Q4_BLOCK) {
+            one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
+            if (!r->c->small) {
+                one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
+                one_experts(r, fmts[f], 70, 128, 8, 64, 320, false);
+                one_experts(r, fmts[f], 300, 6, 3, 128, 256, true);
+                one_experts(r, fmts[f], 5, 4, 2, 704, 384, false);
+            }
+        }
     }
 }
 
@@ -581,7 +682,8 @@ static void case_head(struct op_run *r) {
     struct dg_backend *be = r->c->be;
     for (size_t f = 0; f < 3; f++)
         for (int big = 0; big < 2; big++) {
-            int m = big ? 70 : 3, vocab = big ? 1100 : 130, k = big ? HIDDEN : 48;
+            int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
+            r->whole = f == 0;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
@@ -593,6 +695,7 @@ static void case_head(struct op_run *r) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
                 }
+            r->whole = false;
             check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
             if (m > 3) {
                 struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
@@ -686,7 +789,7 @@ static const struct {
     void (*run)(struct op_run *r);
 } table[] = {
     {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
-    {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
+    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
     {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
     {"soft_embed", case_soft_embed},
 };

@@ -56,9 +56,9 @@ static void every_flag_loads(void **state) {
                           "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
                           "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
-                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_HF_HOME=/a b",
+                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_HF_HOME=/a b",
                           "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_KV_REUSE=0", "DGQ_TOOL_VALIDATE=1",
-                          "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d"),
+                          "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d", "DGQ_CPU=avx2"),
                      DG_OK);
     assert_true(!f.attn_window && !f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 128);
@@ -68,16 +68,18 @@ static void every_flag_loads(void **state) {
     assert_int_equal(f.empty_reply_retry, 0);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_NONE);
     assert_int_equal(f.kv_ring, 2048);
+    assert_true(f.kv_q8);
     assert_string_equal(f.hf_home, "/a b");
     assert_string_equal(f.model, "org/name");
     assert_string_equal(f.trace_pmax_jsonl, "t");
     assert_string_equal(f.delim_check_jsonl, "d");
+    assert_string_equal(f.cpu, "avx2");
     assert_true(!f.kv_reuse && f.tool_validate && f.tool_repair && f.delim_check);
     size_t n = 0;
     struct dg_flag_info v;
     while (dg_flags_info(n, &v))
         n++;
-    assert_int_equal(n, 25); /* as many as the list above: a new flag must be added there */
+    assert_int_equal(n, 27); /* as many as the list above: a new flag must be added there */
 }
 
 static void empty_means_unset_and_later_wins(void **state) {

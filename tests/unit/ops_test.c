@@ -23,11 +23,12 @@ static int setup(void **state) {
     (void)state;
     struct dg_error err = {0};
     char dir[4096];
-    const char *root = getenv("DG_ROOT");
+    const char *root = getenv("DG_ROOT"), *name = getenv("DG_TEST_BACKEND"); /* the contract is the same for all */
+    name = name ? name : "ref";
     snprintf(dir, sizeof dir, "%s/models/mini", root ? root : ".");
     struct dg_backend_opts one = {.exact = true, .threads = 1}, three = {.exact = true, .threads = 3};
-    if (dg_model_open(&model, dir, &err) != DG_OK || dg_backend_open(&be, "ref", model, &one, &err) != DG_OK ||
-        dg_backend_open(&be3, "ref", model, &three, &err) != DG_OK) {
+    if (dg_model_open(&model, dir, &err) != DG_OK || dg_backend_open(&be, name, model, &one, &err) != DG_OK ||
+        dg_backend_open(&be3, name, model, &three, &err) != DG_OK) {
         fprintf(stderr, "%s\n", dg_error_text(&err));
         return 1;
     }

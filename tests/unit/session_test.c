@@ -26,6 +26,12 @@ static const struct mk_shape small_shape = {.vocab = 500, .hidden = 32, .layers 
 #define SMALL_CANVAS 16
 #define SMALL_WINDOW 32
 
+/* The same must hold for every backend; the test of the CPU backend runs this program again with its name. */
+static const char *backend(void) {
+    const char *name = getenv("DG_TEST_BACKEND");
+    return name ? name : "ref";
+}
+
 static int setup(void **state) {
     (void)state;
     struct dg_error err = {0};
@@ -38,8 +44,8 @@ static int setup(void **state) {
     const char *root = getenv("DG_ROOT");
     snprintf(dir, sizeof dir, "%s/models/mini", root ? root : ".");
     struct dg_backend_opts o = {.threads = 1};
-    if (dg_model_open(&model, dir, &err) != DG_OK || dg_backend_open(&be, "ref", model, &o, &err) != DG_OK ||
-        dg_model_open(&small_model, small_dir, &err) != DG_OK || dg_backend_open(&small, "ref", small_model, &o, &err) != DG_OK) {
+    if (dg_model_open(&model, dir, &err) != DG_OK || dg_backend_open(&be, backend(), model, &o, &err) != DG_OK ||
+        dg_model_open(&small_model, small_dir, &err) != DG_OK || dg_backend_open(&small, backend(), small_model, &o, &err) != DG_OK) {
         fprintf(stderr, "%s\n", dg_error_text(&err));
         return 1;
     }
@@ -221,7 +227,7 @@ static void threads_and_runs(void **state) {
         struct dg_error err = {0};
         struct dg_backend *b;
         struct dg_backend_opts bo = {.threads = t};
-        ok(dg_backend_open(&b, "ref", model, &bo, &err), &err);
+        ok(dg_backend_open(&b, backend(), model, &bo, &err), &err);
         struct dg_session *s = session(b, o);
         int32_t *ids = stream(5, 70);
         extend(s, ids, 70);
@@ -967,7 +973,7 @@ static void nan_weights(void **state) {
                 continue;
             }
             ok(dg_model_open(&m, dir, &err), &err);
-            ok(dg_backend_open(&b, "ref", m, &bo, &err), &err);
+            ok(dg_backend_open(&b, backend(), m, &bo, &err), &err);
             struct dg_session *s = session(b, (struct dg_session_opts){.kv = DG_F32});
             int32_t ids[5] = {1, 2, 3, 4, 5};
             extend(s, ids, 5);
@@ -1048,7 +1054,7 @@ static enum dg_status whole(const char *dir, int threads, struct dg_ids *out, st
     static const int32_t ids[20] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20};
     enum dg_status st;
     DG_GO(dg_model_open(&m, dir, err));
-    DG_GO(dg_backend_open(&b, "ref", m, &bo, err));
+    DG_GO(dg_backend_open(&b, backend(), m, &bo, err));
     DG_GO(dg_session_create(&s, b, &so, err));
     DG_GO(dg_session_extend(s, ids, 20, NULL, NULL, err));
     struct seen z;

@@ -68,7 +68,7 @@ static int load_keys(struct att_block *b, int64_t first) {
         float *dst = b->k + (int64_t)t * hdp;
         bool there = first + t >= b->lo;
         if (there)
-            dg_rows_load(vec(b), kv->k, kv->dtype, (dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * hd, hd, dst);
+            dg_rows_load_head(vec(b), kv, dg_rows_head(kv, kv->k, first + t, b->kvh), dst);
         int32_t used = there ? hd : 0;
         memset(dst + used, 0, (size_t)(hdp - used) * sizeof *dst);
     }
@@ -82,23 +82,20 @@ static void load_values(struct att_block *b, int64_t first, int k0, int k1) {
     int32_t hd = kv->hd, panels = b->j->hdp / vec(b)->panel;
     float row[DG_HEAD_DIM_MAX];
     for (int t = k0; t < k1; t++) {
-        int64_t at = (dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * hd;
-        if (kv->dtype == DG_F32) {
-            vec(b)->to_panels((const float *)kv->v + at, hd, b->v, DG_VEC_TILE, t, panels);
-        } else {
-            dg_rows_load(vec(b), kv->v, kv->dtype, at, hd, row);
-            vec(b)->to_panels(row, hd, b->v, DG_VEC_TILE, t, panels);
-        }
+        const void *head = dg_rows_head(kv, kv->v, first + t, b->kvh);
+        if (kv->dtype != DG_F32)
+            dg_rows_load_head(vec(b), kv, head, row);
+        vec(b)->to_panels(kv->dtype == DG_F32 ? head : row, hd, b->v, DG_VEC_TILE, t, panels);
     }
 }
 
 /* Rows [t0, t1) of the tile at `first` are on their way from memory: a cache's rows lie apart, and no prefetcher of the hardware follows. */
 static void ask_for(const struct att_block *b, const void *base, int64_t first, int t0, int t1) {
     const struct dg_kv_layer *kv = b->j->kv;
-    size_t row = (size_t)kv->hd * dg_dtype_bytes(kv->dtype);
+    size_t bytes = dg_kv_head_bytes(kv->dtype, kv->hd);
     for (int t = t0; t < t1 && first + t < b->hi; t++) {
-        const char *p = (const char *)base + (size_t)(dg_kv_slot(kv, first + t) * kv->kv_heads + b->kvh) * row;
-        for (size_t x = 0; x < row; x += 64)
+        const char *p = dg_rows_head(kv, base, first + t, b->kvh);
+        for (size_t x = 0; x < bytes; x += 64)
             __builtin_prefetch(p + x, 0, 2);
     }
 }
@@ -192,6 +189,24 @@ static void keep_best(struct dg_vec_found *f, int32_t k) {
     f->above = least;
 }
 
+/* y += p[0] * head[0] + ..., n heads of the cache. */
+static void add_heads(const struct att_block *b, const void *const *head, const float *p, int n, float *y) {
+    const struct dg_kv_layer *kv = b->j->kv;
+    const uint16_t *half[4] = {head[0], head[1], head[2], head[3]};
+    const float *whole[4] = {head[0], head[1], head[2], head[3]};
+    float row[DG_HEAD_DIM_MAX];
+    if (kv->dtype == DG_F16)
+        vec(b)->axpy_f16(y, half, p, n, kv->hd);
+    else if (kv->dtype == DG_F32)
+        vec(b)->axpy_f32(y, whole, p, n, kv->hd);
+    else
+        for (int r = 0; r < n; r++) {
+            const float *w = row;
+            dg_rows_load_head(vec(b), kv, head[r], row);
+            vec(b)->axpy_f32(y, &w, p + r, 1, kv->hd);
+        }
+}
+
 /* y = the values of the found keys, weighted by the softmax of their scores. */
 static void gather(const struct att_block *b, int32_t i) {
     const struct att_job *j = b->j;
@@ -205,25 +220,12 @@ static void gather(const struct att_block *b, int32_t i) {
     memset(out, 0, (size_t)hd * sizeof *out);
     for (int32_t t = 0; t < f->n; t += 4) {
         int n = f->n - t < 4 ? f->n - t : 4;
-        int64_t at[4];
+        const void *head[4] = {0};
         for (int r = 0; r < n; r++)
-            at[r] = (dg_kv_slot(kv, f->key[t + r]) * kv->kv_heads + b->kvh) * hd;
-        if (kv->dtype == DG_F32) {
-            const float *w[4] = {0};
-            for (int r = 0; r < n; r++)
-                w[r] = (const float *)kv->v + at[r];
-            vec(b)->axpy_f32(out, w, f->score + t, n, hd);
-        } else {
-            const uint16_t *w[4] = {0};
-            for (int r = 0; r < n; r++)
-                w[r] = (const uint16_t *)kv->v + at[r];
-            for (int r = 0; r < 4 && t + 4 + r < f->n; r++) {
-                const char *next = (const char *)((const uint16_t *)kv->v + (dg_kv_slot(kv, f->key[t + 4 + r]) * kv->kv_heads + b->kvh) * hd);
-                for (int32_t x = 0; x < 2 * hd; x += 64)
-                    __builtin_prefetch(next + x);
-            }
-            vec(b)->axpy_f16(out, w, f->score + t, n, hd);
-        }
+            head[r] = dg_rows_head(kv, kv->v, f->key[t + r], b->kvh);
+        for (int r = 0; r < 4 && t + 4 + r < f->n; r++)
+            ask_for(b, kv->v, f->key[t + 4 + r], 0, 1);
+        add_heads(b, head, f->score + t, n, out);
     }
     for (int32_t c = 0; c < hd; c++)
         out[c] /= sum; /* no score above -inf: 0 / 0, as the softmax of nothing is */

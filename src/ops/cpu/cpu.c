@@ -27,6 +27,8 @@ static void cpu_copy(struct dg_backend *be, void *dst, const void *src, size_t b
 static const struct dg_ops cpu_ops = {
     .name = "cpu",
     .act = DG_F32,
+    .kv_q8 = true,
+    .host_memory = true,
     .alloc = cpu_alloc,
     .free = cpu_free,
     .write = cpu_copy,

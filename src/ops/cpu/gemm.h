@@ -31,6 +31,9 @@ struct dg_gemm_kind {
     /* Decodes elements [k0, k0 + n) of a row of k into dst and fills up to a multiple of step with zeros; k0 is a multiple of 32. Without
      * the row's factor, where the format has one (dg_gemm_row_factor). */
     void (*decode[DG_FMT_COUNT])(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst);
+    /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. NULL
+     * where a level has none. */
+    void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add);
 };
 
 /* Statistics of one row over one block of the vocabulary, relative to its own maximum. */

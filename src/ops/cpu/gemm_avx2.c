@@ -30,16 +30,16 @@ static inline vf codes4(const uint8_t *p) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(c, _mm256_set1_epi32(15)));
 }
 
-static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    float *d = dst;
+GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const uint8_t *block = row + at / 32 * 20;
+    vf scale, min;
     (void)k;
-    for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
-        vf scale, min;
-        load_scales(row, &scale, &min);
-        for (int i = 0; i < 4; i++)
-            vf_store(d + 8 * i, vf_fma(scale, codes4(row + 4 + 4 * i), min));
-    }
+    load_scales(block, &scale, &min);
+    GEMM_UNROLL
+    for (int j = 0; j < 4; j++)
+        v[j] = vf_fma(scale, codes4(block + 4 + 4 * j), min);
 }
+GEMM_FORMAT(q4, take_q4, value_none)
 
 /* Two 24-bit words of four codes begin at byte `at` of both halves. */
 static inline vf codes6(__m256i b, int at) {
@@ -52,53 +52,50 @@ static inline vf codes6(__m256i b, int at) {
     return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srlv_epi32(_mm256_shuffle_epi8(b, pick), shift), _mm256_set1_epi32(63)));
 }
 
-static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    float *d = dst;
+GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const uint8_t *block = row + at / 32 * 28;
+    vf scale, min;
     (void)k;
-    for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32) {
-        vf scale, min;
-        load_scales(row, &scale, &min);
-        /* bytes 0..15 and 8..23 of the codes: no load reaches past the block */
-        __m256i head = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(row + 4)));
-        __m256i tail = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(row + 12)));
-        vf_store(d, vf_fma(scale, codes6(head, 0), min));
-        vf_store(d + 8, vf_fma(scale, codes6(head, 6), min));
-        vf_store(d + 16, vf_fma(scale, codes6(tail, 4), min));
-        vf_store(d + 24, vf_fma(scale, codes6(tail, 10), min));
-    }
+    load_scales(block, &scale, &min);
+    /* bytes 0..15 and 8..23 of the codes: no load reaches past the block */
+    __m256i head = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(block + 4)));
+    __m256i tail = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)(block + 12)));
+    v[0] = vf_fma(scale, codes6(head, 0), min);
+    v[1] = vf_fma(scale, codes6(head, 6), min);
+    v[2] = vf_fma(scale, codes6(tail, 4), min);
+    v[3] = vf_fma(scale, codes6(tail, 10), min);
 }
+GEMM_FORMAT(q6, take_q6, value_none)
 
-static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const int8_t *q = (const int8_t *)row + 2 + k0;
-    float *d = dst;
-    int64_t i = 0;
+GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    for (; i + 8 <= n; i += 8)
-        vf_store(d + i, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(q + i)))));
-    GEMM_TAIL(d, i, n, (float)q[i]);
+    GEMM_UNROLL
+    for (int j = 0; j < 4; j++)
+        v[j] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(row + 2 + at + 8 * j))));
 }
+GEMM_FORMAT(q8, take_q8, value_q8)
 
-static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     /* twice the value, as an integer */
     const __m128i e2m1 = _mm_setr_epi8(0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), low = _mm_set1_epi8(15);
-    const uint8_t *scale = row + k / 2 + k0 / 16;
-    float *d = dst;
-    for (row += k0 / 2; n > 0; n -= 16, row += 8, d += 16, scale++) {
-        vf s = vf_set1(0.5f * dg_gemm_e4m3[*scale]);
-        __m128i b = _mm_loadl_epi64((const __m128i *)row);
-        b = _mm_unpacklo_epi8(_mm_and_si128(b, low), _mm_and_si128(_mm_srli_epi16(b, 4), low));
-        b = _mm_shuffle_epi8(e2m1, b);
-        vf_store(d, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)) * s);
-        vf_store(d + 8, _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(b, 8))) * s);
-    }
+    const uint8_t *scale = row + k / 2 + at / 16;
+    vf s0 = vf_set1(0.5f * dg_gemm_e4m3[scale[0]]), s1 = vf_set1(0.5f * dg_gemm_e4m3[scale[1]]);
+    __m128i b = _mm_loadu_si128((const __m128i *)(row + at / 2));
+    __m128i even = _mm_shuffle_epi8(e2m1, _mm_and_si128(b, low)), odd = _mm_shuffle_epi8(e2m1, _mm_and_si128(_mm_srli_epi16(b, 4), low));
+    __m128i first = _mm_unpacklo_epi8(even, odd), last = _mm_unpackhi_epi8(even, odd);
+    v[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(first)) * s0;
+    v[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(first, 8))) * s0;
+    v[2] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(last)) * s1;
+    v[3] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(last, 8))) * s1;
 }
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
 
 void dg_gemm_init_avx2(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "avx2", 512);
     struct dg_gemm_kind *g = &k->kind[0];
-    g->decode[DG_FMT_Q4_BLOCK] = decode_q4;
-    g->decode[DG_FMT_Q6_BLOCK] = decode_q6;
-    g->decode[DG_FMT_Q8_ROW] = decode_q8;
-    g->decode[DG_FMT_NVFP4_BLOCK] = decode_nvfp4;
+    GEMM_SET(g, DG_FMT_Q4_BLOCK, q4);
+    GEMM_SET(g, DG_FMT_Q6_BLOCK, q6);
+    GEMM_SET(g, DG_FMT_Q8_ROW, q8);
+    GEMM_SET(g, DG_FMT_NVFP4_BLOCK, nvfp4);
     k->kind[1] = k->kind[0];
 }

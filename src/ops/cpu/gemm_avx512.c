@@ -18,50 +18,45 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 #include "ops/cpu/gemm_body.h"
 #include "ops/cpu/gemm_codes512.h"
 
-static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    float *d = dst;
+GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const uint8_t *block = row + at / 32 * 20;
+    __m512 table = q4_table(block);
+    __m128i b = _mm_loadu_si128((const __m128i *)(block + 4)), odd = _mm_srli_epi16(b, 4);
     (void)k;
-    for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
-        __m512 table = q4_table(row);
-        __m128i b = _mm_loadu_si128((const __m128i *)(row + 4)), odd = _mm_srli_epi16(b, 4);
-        /* the lookup reads the low four bits of an index */
-        _mm512_storeu_ps(d, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(b, odd)), table));
-        _mm512_storeu_ps(d + 16, _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(b, odd)), table));
-    }
+    /* the lookup reads the low four bits of an index */
+    v[0] = (vf)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(b, odd)), table);
+    v[1] = (vf)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(b, odd)), table);
 }
+GEMM_FORMAT(q4, take_q4, value_none)
 
-static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    float *d = dst;
+GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32) {
-        _mm512_storeu_ps(d, q6_half(row, 0));
-        _mm512_storeu_ps(d + 16, q6_half(row, 1));
-    }
+    v[0] = (vf)q6_half(row + at / 32 * 28, 0);
+    v[1] = (vf)q6_half(row + at / 32 * 28, 1);
 }
+GEMM_FORMAT(q6, take_q6, value_none)
 
-static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const int8_t *q = (const int8_t *)row + 2 + k0;
-    float *d = dst;
-    int64_t i = 0;
+GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const int8_t *q = (const int8_t *)row + 2 + at;
     (void)k;
-    for (; i + 16 <= n; i += 16)
-        _mm512_storeu_ps(d + i, q8_codes(q + i));
-    GEMM_TAIL(d, i, n, (float)q[i]);
+    v[0] = (vf)q8_codes(q);
+    v[1] = (vf)q8_codes(q + 16);
 }
+GEMM_FORMAT(q8, take_q8, value_q8)
 
-static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint8_t *scale = row + k / 2 + k0 / 16;
-    float *d = dst;
-    for (row += k0 / 2; n > 0; n -= 16, row += 8, d += 16, scale++)
-        _mm512_storeu_ps(d, nvfp4_block(row, *scale));
+GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const uint8_t *scale = row + k / 2 + at / 16;
+    v[0] = (vf)nvfp4_block(row + at / 2, scale[0]);
+    v[1] = (vf)nvfp4_block(row + at / 2 + 8, scale[1]);
 }
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
 
 void dg_gemm_init_avx512(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "avx512", 1024);
     struct dg_gemm_kind *g = &k->kind[0];
-    g->decode[DG_FMT_Q4_BLOCK] = decode_q4;
-    g->decode[DG_FMT_Q6_BLOCK] = decode_q6;
-    g->decode[DG_FMT_Q8_ROW] = decode_q8;
-    g->decode[DG_FMT_NVFP4_BLOCK] = decode_nvfp4;
+    GEMM_SET(g, DG_FMT_Q4_BLOCK, q4);
+    GEMM_SET(g, DG_FMT_Q6_BLOCK, q6);
+    GEMM_SET(g, DG_FMT_Q8_ROW, q8);
+    GEMM_SET(g, DG_FMT_NVFP4_BLOCK, nvfp4);
     k->kind[1] = k->kind[0];
 }

@@ -88,63 +88,110 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         TAIL(d, i, n, p[i]);
 }
 
-static void decode_bf16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    (void)k;
-    pack_bf16(row + 2 * k0, n, STEP, dst);
-}
-
-static void decode_f32(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    (void)k;
-    pack_f32(row + 4 * k0, n, STEP, dst);
-}
-
-static void decode_f16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint16_t *p = (const uint16_t *)(const void *)row + k0;
-    uint16_t *d = dst;
-    int64_t i = 0;
-    (void)k;
-    for (; i + STEP <= n; i += STEP)
-        put(d + i, (__m512)vf_load_f16(p + i), (__m512)vf_load_f16(p + i + 16));
-    TAIL(d, i, n, dg_f32_bf16(dg_f16_f32(p[i])));
-}
-
-static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    uint16_t *d = dst;
-    (void)k;
-    for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
-        __m512 values = q4_table(row);
-        __m512i table = (__m512i)_mm512_cvtne2ps_pbh(values, values);
-        /* Each byte becomes two 16-bit indices, code j of the pair in the low bits of the j-th. The table holds the values twice, so that the
-         * fifth bit of an index does not matter. */
-        __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(row + 4)));
-        b = _mm512_or_epi32(b, _mm512_slli_epi32(b, 12));
-        _mm512_storeu_si512(d, _mm512_permutexvar_epi16(b, table));
+/* A format's decoder and its product with one row of x, from `take`: 32 weights from element `at` on. */
+#define FORMAT(name, take, value)                                                                                                \
+    static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                 \
+        uint16_t *d = dst;                                                                                                       \
+        int64_t i = 0;                                                                                                           \
+        (void)k;                                                                                                                 \
+        for (; i + STEP <= n; i += STEP)                                                                                         \
+            _mm512_storeu_si512(d + i, (__m512i)take(row, k, k0 + i));                                                           \
+        TAIL(d, i, n, dg_f32_bf16(value(row, k, k0 + i)));                                                                       \
+    }                                                                                                                            \
+    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add) {    \
+        const uint16_t *x = xp;                                                                                                  \
+        __m512 acc[DG_GEMM_NR];                                                                                                  \
+        (void)k;                                                                                                                 \
+        UNROLL                                                                                                                   \
+        for (int r = 0; r < DG_GEMM_NR; r++)                                                                                     \
+            acc[r] = _mm512_setzero_ps();                                                                                        \
+        for (int64_t i = 0; i < n; i += STEP)                                                                                    \
+            UNROLL                                                                                                               \
+            for (int r = 0; r < DG_GEMM_NR; r++)                                                                                 \
+                acc[r] = _mm512_dpbf16_ps(acc[r], load(x + i), take(row[r], k, k0 + i));                                         \
+        sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                            \
     }
-}
 
-static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    uint16_t *d = dst;
+/* Thirty-two values to bf16, the first sixteen first. */
+INLINE __m512bh both(__m512 first, __m512 last) { return _mm512_cvtne2ps_pbh(last, first); }
+
+INLINE __m512bh take_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32)
-        put(d, q6_half(row, 0), q6_half(row, 1));
+    return load((const uint16_t *)(const void *)row + at);
 }
-
-static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const int8_t *q = (const int8_t *)row + 2 + k0;
-    uint16_t *d = dst;
-    int64_t i = 0;
+static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    for (; i + STEP <= n; i += STEP)
-        put(d + i, q8_codes(q + i), q8_codes(q + i + 16));
-    TAIL(d, i, n, dg_f32_bf16((float)q[i]));
+    return dg_bf16_f32(((const uint16_t *)(const void *)row)[at]);
 }
+FORMAT(bf16, take_bf16, value_bf16)
 
-static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint8_t *scale = row + k / 2 + k0 / 16;
-    uint16_t *d = dst;
-    for (row += k0 / 2; n > 0; n -= 32, row += 16, d += 32, scale += 2)
-        put(d, nvfp4_block(row, scale[0]), n > 16 ? nvfp4_block(row + 8, scale[1]) : _mm512_setzero_ps());
+INLINE __m512bh take_f16(const uint8_t *row, int64_t k, int64_t at) {
+    const uint16_t *p = (const uint16_t *)(const void *)row + at;
+    (void)k;
+    return both((__m512)vf_load_f16(p), (__m512)vf_load_f16(p + 16));
 }
+static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return dg_f16_f32(((const uint16_t *)(const void *)row)[at]);
+}
+FORMAT(f16, take_f16, value_f16)
+
+INLINE __m512bh take_f32(const uint8_t *row, int64_t k, int64_t at) {
+    const float *p = (const float *)(const void *)row + at;
+    (void)k;
+    return both(_mm512_loadu_ps(p), _mm512_loadu_ps(p + 16));
+}
+static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return ((const float *)(const void *)row)[at];
+}
+FORMAT(f32, take_f32, value_f32)
+
+INLINE __m512bh take_q4(const uint8_t *row, int64_t k, int64_t at) {
+    const uint8_t *block = row + at / 32 * 20;
+    __m512 values = q4_table(block);
+    (void)k;
+    /* Each byte becomes two 16-bit indices, code j of the pair in the low bits of the j-th. The table holds the values twice, so that the
+     * fifth bit of an index does not matter. */
+    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(block + 4)));
+    b = _mm512_or_epi32(b, _mm512_slli_epi32(b, 12));
+    return (__m512bh)_mm512_permutexvar_epi16(b, (__m512i)_mm512_cvtne2ps_pbh(values, values));
+}
+static inline float value_none(const uint8_t *row, int64_t k, int64_t at) { /* rows are whole blocks */
+    (void)row;
+    (void)k;
+    (void)at;
+    return 0;
+}
+FORMAT(q4, take_q4, value_none)
+
+INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
+    const uint8_t *block = row + at / 32 * 28;
+    (void)k;
+    return both(q6_half(block, 0), q6_half(block, 1));
+}
+FORMAT(q6, take_q6, value_none)
+
+INLINE __m512bh take_q8(const uint8_t *row, int64_t k, int64_t at) {
+    const int8_t *q = (const int8_t *)row + 2 + at;
+    (void)k;
+    return both(q8_codes(q), q8_codes(q + 16));
+}
+static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return (float)((const int8_t *)row)[2 + at];
+}
+FORMAT(q8, take_q8, value_q8)
+
+INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
+    const uint8_t *scale = row + k / 2 + at / 16;
+    return both(nvfp4_block(row + at / 2, scale[0]), nvfp4_block(row + at / 2 + 8, scale[1]));
+}
+static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
+    static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    return e2m1[row[at / 2] >> (at & 1 ? 4 : 0) & 15] * dg_gemm_e4m3[row[k / 2 + at / 16]];
+}
+FORMAT(nvfp4, take_nvfp4, value_nvfp4)
 
 void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
     struct dg_gemm_kind *g = &k->kind[1];
@@ -166,5 +213,12 @@ void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
                    [DG_FMT_Q6_BLOCK] = decode_q6,
                    [DG_FMT_Q8_ROW] = decode_q8,
                    [DG_FMT_NVFP4_BLOCK] = decode_nvfp4},
+        .dot = {[DG_FMT_BF16] = dot_bf16,
+                [DG_FMT_F16] = dot_f16,
+                [DG_FMT_F32] = dot_f32,
+                [DG_FMT_Q4_BLOCK] = dot_q4,
+                [DG_FMT_Q6_BLOCK] = dot_q6,
+                [DG_FMT_Q8_ROW] = dot_q8,
+                [DG_FMT_NVFP4_BLOCK] = dot_nvfp4},
     };
 }

@@ -23,6 +23,7 @@ GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t
         GEMM_UNROLL
         for (int j = 0; j < DG_GEMM_NR; j++)
             acc[i][j] = vf_set1(0);
+#pragma GCC unroll 4
     for (int64_t s = 0; s < steps * VL; s += VL, x += mr * VL) {
         if (GEMM_MR <= DG_GEMM_NR) {
             vf xv[GEMM_MR];
@@ -87,39 +88,93 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
     }
 }
 
-/* The rest of a row whose length is no multiple of a vector, and zeros up to the next one. */
-#define GEMM_TAIL(dst, i, n, value)                                                  \
-    for (int64_t end_ = ((n) + VL - 1) / VL * VL; (i) < end_; (i)++)                   \
-        (dst)[i] = (i) < (n) ? (value) : 0
+/* A format's decoder and its product with one row of x, from `take`: 32 weights from element k0 + i on as vectors. Elements behind the last
+ * 32 are `value`s. */
+#define GEMM_VECS (32 / VL)
+#define GEMM_FORMAT(name, take, value)                                                                                              \
+    static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                    \
+        float *d = dst;                                                                                                             \
+        int64_t i = 0;                                                                                                              \
+        (void)k;                                                                                                                    \
+        for (; i + 32 <= n; i += 32) {                                                                                              \
+            vf v[GEMM_VECS];                                                                                                        \
+            take(row, k, k0 + i, v);                                                                                                \
+            GEMM_UNROLL                                                                                                             \
+            for (int j = 0; j < GEMM_VECS; j++)                                                                                     \
+                vf_store(d + i + VL * j, v[j]);                                                                                     \
+        }                                                                                                                           \
+        for (int64_t end = (n + VL - 1) / VL * VL; i < end; i++)                                                                    \
+            d[i] = i < n ? value(row, k, k0 + i) : 0;                                                                               \
+    }                                                                                                                               \
+    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add) {       \
+        const float *x = xp;                                                                                                        \
+        vf acc[DG_GEMM_NR];                                                                                                         \
+        (void)k;                                                                                                                    \
+        GEMM_UNROLL                                                                                                                 \
+        for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
+            acc[r] = vf_set1(0);                                                                                                    \
+        for (int64_t i = 0; i < n; i += 32)                                                                                         \
+            GEMM_UNROLL                                                                                                             \
+            for (int r = 0; r < DG_GEMM_NR; r++) {                                                                                  \
+                vf v[GEMM_VECS];                                                                                                    \
+                take(row[r], k, k0 + i, v);                                                                                         \
+                GEMM_UNROLL                                                                                                         \
+                for (int j = 0; j < GEMM_VECS; j++)                                                                                 \
+                    acc[r] = vf_fma(vf_load(x + i + VL * j), v[j], acc[r]);                                                         \
+            }                                                                                                                       \
+        sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
+    }
 
-static void decode_bf16_f32(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint16_t *p = (const uint16_t *)(const void *)row + k0;
-    float *d = dst;
-    int64_t i = 0;
+GEMM_INLINE void take_bf16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    for (; i + VL <= n; i += VL)
-        vf_store(d + i, vf_load_bf16(p + i));
-    GEMM_TAIL(d, i, n, dg_bf16_f32(p[i]));
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load_bf16((const uint16_t *)(const void *)row + at + VL * j);
 }
-
-static void decode_f16_f32(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint16_t *p = (const uint16_t *)(const void *)row + k0;
-    float *d = dst;
-    int64_t i = 0;
+static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    for (; i + VL <= n; i += VL)
-        vf_store(d + i, vf_load_f16(p + i));
-    GEMM_TAIL(d, i, n, dg_f16_f32(p[i]));
+    return dg_bf16_f32(((const uint16_t *)(const void *)row)[at]);
 }
+GEMM_FORMAT(bf16, take_bf16, value_bf16)
 
-static void decode_f32_f32(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const float *p = (const float *)(const void *)row + k0;
-    float *d = dst;
-    int64_t i = 0;
+GEMM_INLINE void take_f16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    for (; i + VL <= n; i += VL)
-        vf_store(d + i, vf_load(p + i));
-    GEMM_TAIL(d, i, n, p[i]);
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load_f16((const uint16_t *)(const void *)row + at + VL * j);
+}
+static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return dg_f16_f32(((const uint16_t *)(const void *)row)[at]);
+}
+GEMM_FORMAT(f16, take_f16, value_f16)
+
+GEMM_INLINE void take_f32(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    (void)k;
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load((const float *)(const void *)row + at + VL * j);
+}
+static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return ((const float *)(const void *)row)[at];
+}
+GEMM_FORMAT(f32, take_f32, value_f32)
+
+/* The other formats' single values: q8_row may have any width, nvfp4 ends at a multiple of 16, the blocks of q4 and q6 at one of 32. */
+static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
+    (void)k;
+    return (float)((const int8_t *)row)[2 + at];
+}
+static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
+    static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
+    return e2m1[row[at / 2] >> (at & 1 ? 4 : 0) & 15] * dg_gemm_e4m3[row[k / 2 + at / 16]];
+}
+static inline float value_none(const uint8_t *row, int64_t k, int64_t at) {
+    (void)row;
+    (void)k;
+    (void)at;
+    return 0;
 }
 
 static void store_f32(const float *c, int64_t n, void *y) { memcpy(y, c, (size_t)n * sizeof *c); }
@@ -213,7 +268,9 @@ static void cap_stats(float *z, int64_t n, float cap, float inv_t, struct dg_hea
     }
 }
 
-/* What does not depend on the instruction set's own decoders. */
+#define GEMM_SET(g, fmt, name) ((g)->decode[fmt] = decode_##name, (g)->dot[fmt] = dot_##name)
+
+/* The including file has made q4, q6, q8 and nvfp4 with GEMM_FORMAT; this is the rest of the table. */
 static inline void gemm_body_init(struct dg_gemm_kernels *k, const char *name, int kc) {
     struct dg_gemm_kind *g = &k->kind[0];
     g->name = k->name = name;
@@ -233,9 +290,9 @@ static inline void gemm_body_init(struct dg_gemm_kernels *k, const char *name, i
 #endif
     g->pack[0] = pack_f32;
     g->pack[1] = pack_bf16_f32;
-    g->decode[DG_FMT_BF16] = decode_bf16_f32;
-    g->decode[DG_FMT_F16] = decode_f16_f32;
-    g->decode[DG_FMT_F32] = decode_f32_f32;
+    GEMM_SET(g, DG_FMT_BF16, bf16);
+    GEMM_SET(g, DG_FMT_F16, f16);
+    GEMM_SET(g, DG_FMT_F32, f32);
     k->store[0] = store_f32;
     k->store[1] = store_bf16;
     k->glu[0] = glu_f32;

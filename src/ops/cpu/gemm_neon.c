@@ -13,43 +13,39 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 #include "ops/cpu/gemm_body.h"
 #include "ops/cpu/gemm_codes_neon.h"
 
-static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    float *d = dst;
-    for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32)
-        q4_block(row, d);
+    q4_block(row + at / 32 * 20, v);
 }
+GEMM_FORMAT(q4, take_q4, value_none)
 
-static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    float *d = dst;
-    for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32)
-        q6_block(row, d);
+    q6_block(row + at / 32 * 28, v);
 }
+GEMM_FORMAT(q6, take_q6, value_none)
 
-static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const int8_t *q = (const int8_t *)row + 2 + k0;
-    float *d = dst;
-    int64_t i = 0;
+GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const int8_t *q = (const int8_t *)row + 2 + at;
     (void)k;
-    for (; i + 16 <= n; i += 16)
-        codes16(vld1q_s8(q + i), d + i);
-    GEMM_TAIL(d, i, n, (float)q[i]);
+    codes16(vld1q_s8(q), v);
+    codes16(vld1q_s8(q + 16), v + 4);
 }
+GEMM_FORMAT(q8, take_q8, value_q8)
 
-static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const uint8_t *scale = row + k / 2 + k0 / 16;
-    float *d = dst;
-    for (row += k0 / 2; n > 0; n -= 16, row += 8, d += 16, scale++)
-        nvfp4_block(row, *scale, d);
+GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    const uint8_t *scale = row + k / 2 + at / 16;
+    nvfp4_block(row + at / 2, scale[0], v);
+    nvfp4_block(row + at / 2 + 8, scale[1], v + 4);
 }
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
 
 void dg_gemm_init_neon(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "neon", 192);
     struct dg_gemm_kind *g = &k->kind[0];
-    g->decode[DG_FMT_Q4_BLOCK] = decode_q4;
-    g->decode[DG_FMT_Q6_BLOCK] = decode_q6;
-    g->decode[DG_FMT_Q8_ROW] = decode_q8;
-    g->decode[DG_FMT_NVFP4_BLOCK] = decode_nvfp4;
+    GEMM_SET(g, DG_FMT_Q4_BLOCK, q4);
+    GEMM_SET(g, DG_FMT_Q6_BLOCK, q6);
+    GEMM_SET(g, DG_FMT_Q8_ROW, q8);
+    GEMM_SET(g, DG_FMT_NVFP4_BLOCK, nvfp4);
     k->kind[1] = k->kind[0];
 }

@@ -95,14 +95,14 @@ static void decode_f16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, voi
 }
 
 /* n decoded values to bf16. */
-INLINE void put(uint16_t *d, const float *v, int n) {
+INLINE void put(uint16_t *d, const vf *v, int n) {
     for (int i = 0; i < n; i += 4)
-        vf_store_bf16(d + i, vf_load(v + i));
+        vf_store_bf16(d + i, v[i / 4]);
 }
 
 static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     uint16_t *d = dst;
-    float v[32];
+    vf v[8];
     (void)k;
     for (row += k0 / 32 * 20; n > 0; n -= 32, row += 20, d += 32) {
         q4_block(row, v);
@@ -112,7 +112,7 @@ static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void
 
 static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     uint16_t *d = dst;
-    float v[32];
+    vf v[8];
     (void)k;
     for (row += k0 / 32 * 28; n > 0; n -= 32, row += 28, d += 32) {
         q6_block(row, v);
@@ -123,7 +123,7 @@ static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void
 static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     const int8_t *q = (const int8_t *)row + 2 + k0;
     uint16_t *d = dst;
-    float v[16];
+    vf v[4];
     int64_t i = 0;
     (void)k;
     for (; i + 16 <= n; i += 16) {
@@ -136,7 +136,7 @@ static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void
 static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     const uint8_t *scale = row + k / 2 + k0 / 16;
     uint16_t *d = dst;
-    float v[16];
+    vf v[4];
     for (row += k0 / 2; n > 0; n -= 16, row += 8, d += 16, scale++) {
         nvfp4_block(row, *scale, v);
         put(d, v, 16);

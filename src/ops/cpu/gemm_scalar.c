@@ -14,42 +14,36 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 
 #include "ops/cpu/gemm_body.h"
 
-static void decode_q4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+static void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    dg_format_traits(DG_FMT_Q4_BLOCK)->decode_row(NULL, row + k0 / 32 * 20, n, dst);
+    dg_format_traits(DG_FMT_Q4_BLOCK)->decode_row(NULL, row + at / 32 * 20, 32, (float *)v);
 }
+GEMM_FORMAT(q4, take_q4, value_none)
 
-static void decode_q6(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+static void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
-    dg_format_traits(DG_FMT_Q6_BLOCK)->decode_row(NULL, row + k0 / 32 * 28, n, dst);
+    dg_format_traits(DG_FMT_Q6_BLOCK)->decode_row(NULL, row + at / 32 * 28, 32, (float *)v);
 }
+GEMM_FORMAT(q6, take_q6, value_none)
 
-static void decode_q8(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    const int8_t *q = (const int8_t *)row + 2 + k0;
-    float *d = dst;
-    int64_t i = 0;
-    (void)k;
-    GEMM_TAIL(d, i, n, (float)q[i]);
+static void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    for (int i = 0; i < 32; i++)
+        ((float *)v)[i] = value_q8(row, k, at + i);
 }
+GEMM_FORMAT(q8, take_q8, value_q8)
 
-static void decode_nvfp4(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
-    static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-    const uint8_t *scale = row + k / 2;
-    float *d = dst;
-    for (int64_t i = 0; i < n; i += 2) {
-        uint8_t c = row[(k0 + i) / 2];
-        float s = dg_gemm_e4m3[scale[(k0 + i) / 16]];
-        d[i] = e2m1[c & 15] * s;
-        d[i + 1] = e2m1[c >> 4] * s;
-    }
+static void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    for (int i = 0; i < 32; i++)
+        ((float *)v)[i] = value_nvfp4(row, k, at + i);
 }
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
 
 void dg_gemm_init_scalar(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "scalar", 128);
     struct dg_gemm_kind *g = &k->kind[0];
-    g->decode[DG_FMT_Q4_BLOCK] = decode_q4;
-    g->decode[DG_FMT_Q6_BLOCK] = decode_q6;
-    g->decode[DG_FMT_Q8_ROW] = decode_q8;
-    g->decode[DG_FMT_NVFP4_BLOCK] = decode_nvfp4;
+    GEMM_SET(g, DG_FMT_Q4_BLOCK, q4);
+    GEMM_SET(g, DG_FMT_Q6_BLOCK, q6);
+    GEMM_SET(g, DG_FMT_Q8_ROW, q8);
+    GEMM_SET(g, DG_FMT_NVFP4_BLOCK, nvfp4);
     k->kind[1] = k->kind[0];
 }

@@ -12,8 +12,8 @@ struct dg_cpu_kernels {
     struct dg_vec_kernels vec;   /* rows: norms, attention, statistics */
 };
 
-/* Fills k for a level: scalar first, then weakest to strongest, so that a kernel a level lacks is that of the level below. Pure: it does
- * not ask whether this machine has the level. */
+/* Fills k for a level: scalar first, then weakest to strongest, so that a kernel a level lacks is that of the level below. Pure: it
+ * reads nothing but its arguments. The files it calls are compiled for their levels, so it runs where the level does. */
 void dg_cpu_kernels_init(struct dg_cpu_kernels *k, enum dg_cpu_level level);
 
 #endif

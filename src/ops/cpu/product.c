@@ -141,6 +141,15 @@ static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n
         cpu->k.gemm.scale(c + i * DG_PRODUCT_N, f, n);
 }
 
+/* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. */
+static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c) {
+    enum dg_format fmt = p->mat[r]->fmt;
+    if (!g->dot[fmt] || n % 32)
+        return false;
+    g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0);
+    return true;
+}
+
 void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, int64_t k, const struct dg_product_rows *w, int n_w, float *c) {
     const struct dg_gemm_kind *g = dg_cpu_kind(cpu);
     struct panel p;
@@ -150,6 +159,8 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
         int r1 = n - r < group ? n : r + group;
         for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
+            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r))
+                continue;
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
             chunk_tiles(g, (const char *)block + k0 * m * g->elem, m, dg_product_padded(g, kn) / g->step, p.ready + r, (r1 - r) / DG_GEMM_NR, c + r,
                         k0 > 0);

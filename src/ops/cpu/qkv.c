@@ -33,17 +33,17 @@ static void one_row(const struct qkv_job *j, int64_t i) {
     }
     if (i >= j->batch->n_live)
         return;
-    int64_t at = dg_kv_slot(kv, j->batch->pos0 + i) * kv->kv_heads * hd;
+    int64_t pos = j->batch->pos0 + i;
     for (int32_t h = 0; h < kv->kv_heads; h++) {
         dg_rows_load(k, j->qkv->data, j->qkv->dtype, values + (int64_t)h * hd, hd, x);
         k->scale(x, inv_rms(k, x, hd, j->eps), NULL, 1.0f, hd, x);
-        dg_rows_store(k, x, hd, kv->v, kv->dtype, at + (int64_t)h * hd);
+        dg_rows_store_head(k, kv, x, dg_rows_head(kv, kv->v, pos, h));
     }
     /* the plane keeps the raw K: nothing reads it again */
     for (int32_t h = 0; h < kv->kv_heads; h++) {
         dg_rows_load(k, j->qkv->data, j->qkv->dtype, keys + (int64_t)h * hd, hd, x);
         k->rotate(x, inv_rms(k, x, hd, j->eps), j->k_norm->v, cs, sn, hd / 2);
-        dg_rows_store(k, x, hd, kv->k, kv->dtype, at + (int64_t)h * hd);
+        dg_rows_store_head(k, kv, x, dg_rows_head(kv, kv->k, pos, h));
     }
 }
 

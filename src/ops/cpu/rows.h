@@ -3,6 +3,7 @@
 #define DG_OPS_CPU_ROWS_H
 
 #include "ops/cpu/state.h"
+#include "ops/kv_q8.h"
 
 #include <string.h>
 
@@ -39,6 +40,25 @@ static inline void dg_rows_store(const struct dg_vec_kernels *k, const float *sr
         k->to_f16(src, n, (uint16_t *)base + at);
     else
         memcpy((float *)base + at, src, (size_t)n * sizeof *src);
+}
+
+/* A head in a cache, and its values as f32. */
+static inline void *dg_rows_head(const struct dg_kv_layer *kv, const void *base, int64_t pos, int32_t head) {
+    return (char *)(uintptr_t)base + (size_t)(dg_kv_slot(kv, pos) * kv->kv_heads + head) * dg_kv_head_bytes(kv->dtype, kv->hd);
+}
+
+static inline void dg_rows_load_head(const struct dg_vec_kernels *k, const struct dg_kv_layer *kv, const void *head, float *dst) {
+    if (kv->dtype == DG_Q8)
+        k->from_q8((const int8_t *)head + sizeof(float), *(const float *)head, kv->hd, dst);
+    else
+        dg_rows_load(k, head, kv->dtype, 0, kv->hd, dst);
+}
+
+static inline void dg_rows_store_head(const struct dg_vec_kernels *k, const struct dg_kv_layer *kv, const float *src, void *head) {
+    if (kv->dtype == DG_Q8)
+        dg_kv_q8_store(src, kv->hd, head);
+    else
+        dg_rows_store(k, src, kv->hd, head, kv->dtype, 0);
 }
 
 static inline int64_t dg_rows_pad(int64_t n) { return (n + DG_VEC_PAD - 1) / DG_VEC_PAD * DG_VEC_PAD; }

@@ -64,7 +64,6 @@ struct dg_vec_kernels {
     void (*axpy_f32)(float *y, const float *const *w, const float *p, int n_rows, int64_t n);
     void (*axpy_f16)(float *y, const uint16_t *const *w, const float *p, int n_rows, int64_t n);
     void (*axpy_bf16)(float *y, const uint16_t *const *w, const float *p, int n_rows, int64_t n);
-    void (*axpy_q8)(float *y, const int8_t *const *w, const float *p, int n_rows, int64_t n);
 
     double (*sum_squares)(const float *x, int64_t n);
     void (*scale)(const float *x, float r, const float *w, float mul, int64_t n, float *y);                           /* x * r * w * mul; w may be NULL */

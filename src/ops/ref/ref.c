@@ -59,6 +59,8 @@ static void ref_copy(struct dg_backend *be, void *dst, const void *src, size_t b
 static const struct dg_ops ref_ops = {
     .name = "ref",
     .act = DG_F32,
+    .kv_q8 = true,
+    .host_memory = true,
     .alloc = ref_alloc,
     .free = ref_free,
     .write = ref_copy,

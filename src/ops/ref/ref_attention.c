@@ -2,23 +2,35 @@
 #include "ops/ref/ref.h"
 
 #include "core/half.h"
+#include "ops/kv_q8.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static void kv_put(void *base, enum dg_dtype t, int64_t i, float v) {
-    if (t == DG_F32)
-        ((float *)base)[i] = v;
-    else
-        ((uint16_t *)base)[i] = dg_f32_f16(v);
+static void *kv_head(const struct dg_kv_layer *kv, void *base, int64_t pos, int32_t h) {
+    return (char *)base + (size_t)(dg_kv_slot(kv, pos) * kv->kv_heads + h) * dg_kv_head_bytes(kv->dtype, kv->hd);
 }
 
-/* n entries from element i on as f32: in place when they are that, else converted into tmp. */
-static const float *kv_get(const void *base, enum dg_dtype t, int64_t i, int32_t n, float *tmp) {
-    if (t == DG_F32)
-        return (const float *)base + i;
-    dg_ref_load_f16((const uint16_t *)base + i, n, tmp);
+/* x: a head's values. */
+static void kv_put(const struct dg_kv_layer *kv, void *head, const float *x) {
+    if (kv->dtype == DG_F32)
+        memcpy(head, x, (size_t)kv->hd * sizeof *x);
+    else if (kv->dtype == DG_Q8)
+        dg_kv_q8_store(x, kv->hd, head);
+    else
+        for (int32_t c = 0; c < kv->hd; c++)
+            ((uint16_t *)head)[c] = dg_f32_f16(x[c]);
+}
+
+/* A head as f32: in place when it is that, else converted into tmp. */
+static const float *kv_get(const struct dg_kv_layer *kv, const void *head, float *tmp) {
+    if (kv->dtype == DG_F32)
+        return head;
+    if (kv->dtype == DG_Q8)
+        dg_kv_q8_load(head, kv->hd, tmp);
+    else
+        dg_ref_load_f16(head, kv->hd, tmp);
     return tmp;
 }
 
@@ -57,19 +69,19 @@ static void qkv_part(void *arg, int part, int n_parts) {
             norm_rotate(q + (int64_t)h * hd, hd, j->q_norm->v, j->eps, cos, sin);
         if (i >= j->batch->n_live)
             continue;
-        int64_t at = dg_kv_slot(kv, j->batch->pos0 + i) * kv->kv_heads * hd;
+        int64_t pos = j->batch->pos0 + i;
         /* V first: where it is the raw K, K must not have been rotated yet */
         for (int32_t h = 0; h < kv->kv_heads; h++) {
             const float *src = v + (int64_t)h * hd;
-            float r = dg_ref_inv_rms(src, hd, j->eps);
+            float r = dg_ref_inv_rms(src, hd, j->eps), normed[DG_HEAD_DIM_MAX];
             for (int32_t c = 0; c < hd; c++)
-                kv_put(kv->v, kv->dtype, at + (int64_t)h * hd + c, src[c] * r);
+                normed[c] = src[c] * r;
+            kv_put(kv, kv_head(kv, kv->v, pos, h), normed);
         }
         for (int32_t h = 0; h < kv->kv_heads; h++) {
             float *src = k + (int64_t)h * hd;
             norm_rotate(src, hd, j->k_norm->v, j->eps, cos, sin);
-            for (int32_t c = 0; c < hd; c++)
-                kv_put(kv->k, kv->dtype, at + (int64_t)h * hd + c, src[c]);
+            kv_put(kv, kv_head(kv, kv->k, pos, h), src);
         }
     }
 }
@@ -116,8 +128,7 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
     float max = -INFINITY, sum = 0;
     bool any_nan = false; /* no order among the scores then: all stay, and the row comes out as NaN */
     for (int64_t t = lo; t < hi; t++) {
-        int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
-        s[t - lo] = dg_ref_dot(q, kv_get(kv->k, kv->dtype, at, hd, kv_row), hd);
+        s[t - lo] = dg_ref_dot(q, kv_get(kv, kv_head(kv, kv->k, t, kvh), kv_row), hd);
         max = s[t - lo] > max ? s[t - lo] : max;
         any_nan |= isnan(s[t - lo]);
     }
@@ -130,11 +141,10 @@ static void attend(const float *q, const struct dg_kv_layer *kv, int32_t kvh, in
     for (int32_t c = 0; c < hd; c++)
         y[c] = 0;
     for (int64_t t = lo; t < hi; t++) {
-        int64_t at = (dg_kv_slot(kv, t) * kv->kv_heads + kvh) * hd;
         float p = s[t - lo] / sum;
         if (p == 0)
             continue;
-        const float *v = kv_get(kv->v, kv->dtype, at, hd, kv_row);
+        const float *v = kv_get(kv, kv_head(kv, kv->v, t, kvh), kv_row);
         for (int32_t c = 0; c < hd; c++)
             y[c] += p * v[c];
     }
