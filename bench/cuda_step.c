@@ -190,6 +190,41 @@ static void run_step(void *arg) {
         die(&err);
 }
 
+/* Of the sparse soft embedding: mean ids a row, and rows that were computed densely. */
+static void survivors(void) {
+    int32_t n[4096], dense = 0;
+    double sum = 0;
+    be->ops->read(be, n, ((struct dg_cuda *)be->impl)->s.soft_count, (size_t)rows * sizeof *n);
+    check();
+    for (int32_t i = 0; i < rows; i++) {
+        sum += n[i];
+        dense += n[i] > DGC_SOFT_LIST;
+    }
+    printf("# survivors a row %.0f, rows computed densely %d of %d\n", sum / rows, dense, rows);
+}
+
+/* A step from the canvas's own embedding, for comparing kernels: twice, so that the second is a recording, and must agree to the bit. */
+static void fingerprint(void) {
+    static float h[2][4096];
+    static int32_t id[4096];
+    struct dg_error err = {0};
+    double sum = 0;
+    for (int i = 0; i < 2; i++) {
+        struct dg_denoise d = {canvas, rows, DG_SC_SEED, true, 1.25f};
+        if (dg_forward_denoise(be, &pl, &kv, &d, NULL, &err) != DG_OK)
+            die(&err);
+        be->ops->read(be, h[i], pl.stats.entropy, (size_t)rows * sizeof **h);
+    }
+    be->ops->read(be, id, pl.stats.argmax, (size_t)rows * sizeof *id);
+    check();
+    for (int32_t i = 0; i < rows; i++)
+        sum += (double)h[1][i];
+    printf("# mean entropy %.6f, recording %s\n# argmax", sum / rows, memcmp(h[0], h[1], (size_t)rows * sizeof **h) ? "DIFFERS" : "agrees");
+    for (int32_t i = 0; i < rows; i++)
+        printf(" %d", id[i]);
+    printf("\n");
+}
+
 static void measure_copy(void) {
     struct dg_cuda *cu = be->impl;
     size_t n = (size_t)2 << 30;
@@ -211,6 +246,7 @@ int main(int argc, char **argv) {
     struct dg_cuda_opts opts = {0};
     struct dg_error err = {0};
     enum dg_format experts = DG_FMT_Q4_BLOCK;
+    float spread = 5;
     for (int i = 1; i < argc; i++) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--f32")) {
@@ -221,18 +257,18 @@ int main(int argc, char **argv) {
             ctx = atol(v);
         else if (!strcmp(argv[i], "--rows"))
             rows = atoi(v);
+        else if (!strcmp(argv[i], "--spread"))
+            spread = strtof(v, NULL);
         else if (!strcmp(argv[i], "--experts"))
             experts = *v == 'n' ? DG_FMT_NVFP4_BLOCK : *v == 'b' ? DG_FMT_BF16 : DG_FMT_Q4_BLOCK;
-        else if (!strcmp(argv[i], "--kernels"))
-            opts.kernels = *v == 'p' ? DG_CUDA_PORTABLE : *v == 's' ? DG_CUDA_SIMPLE : DG_CUDA_AUTO;
-        else
+        else if (strcmp(argv[i], "--kernels") != 0 || !dg_cuda_parse_kernels(v, &opts))
             return 2;
         i++;
     }
     real_shape();
     if (rows > 4096 || rows < 1)
         return 2;
-    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, 5, 1};
+    struct dg_cuda_random shape = {&cfg, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, experts, DG_FMT_Q8_ROW, false, spread, 1};
     if (dg_cuda_create_random(&be, &shape, &opts, &err) != DG_OK)
         die(&err);
     int32_t most = rows > cfg.canvas ? rows : cfg.canvas;
@@ -257,7 +293,7 @@ int main(int argc, char **argv) {
     if (rows <= cfg.canvas) {
         bool sparse = true, exact = false;
         double embed = mat_bytes(&be->model->embed);
-        run_head(NULL);
+        fingerprint();
         run_step(&sparse);
         time_layers();
         row("head_and_stats", 1, time_it(run_head, NULL), embed, 2.0 * rows * cfg.hidden * cfg.vocab);
@@ -266,6 +302,9 @@ int main(int argc, char **argv) {
         row("soft_exact", 1, time_it(run_soft, &exact), embed, 2.0 * rows * cfg.hidden * cfg.vocab);
         row("step_sparse", 1, time_it(run_step, &sparse), (double)weights, 0);
         row("step_exact", 1, time_it(run_step, &exact), (double)weights, 0);
+        ((struct dg_cuda *)be->impl)->ops.replay = NULL;
+        row("step_sparse_op_by_op", 1, time_it(run_step, &sparse), (double)weights, 0);
+        survivors();
     } else {
         time_layers();
     }

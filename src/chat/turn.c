@@ -229,6 +229,9 @@ enum dg_status dg_chat_turn_run(struct dg_chat_turn *t, struct dg_error *err) {
     }
     bool bounded = c->o.think_max > 0 && c->dialog.thinking == DG_THINKING_ON;
     DG_TRY(bounded ? generate_bounded(t, &g, err) : generate(t, &g, err));
+    /* the stop token says that the model itself ended a call, whose closers may then be missing */
+    if (t->failed.code == DG_OK && t->result.stop_id >= 0)
+        (void)(dg_reply_stream_push(&t->stream, t->result.stop_id, &t->failed) != DG_OK);
     if (t->failed.code == DG_OK)
         (void)(dg_reply_stream_end(&t->stream, &t->failed) != DG_OK);
     if (t->failed.code != DG_OK)

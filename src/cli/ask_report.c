@@ -206,7 +206,9 @@ static void print_reason(const struct dg_ask_report *r, const struct dg_result *
 }
 
 bool dg_ask_report_end(struct dg_ask_report *r, const struct dg_result *t, enum dg_status st, const struct dg_error *err) {
-    bool whole = r->error.code == DG_OK && dg_reply_stream_end(&r->reply, &r->error) == DG_OK;
+    bool stopped = st == DG_OK && t->conv && t->stop_id >= 0;
+    bool whole = r->error.code == DG_OK && (!stopped || dg_reply_stream_push(&r->reply, t->stop_id, &r->error) == DG_OK) &&
+                 dg_reply_stream_end(&r->reply, &r->error) == DG_OK;
     clear_line(r);
     if (r->live) {
         show_new_text(r);

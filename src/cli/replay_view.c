@@ -90,6 +90,9 @@ static enum dg_status play_block(struct player *p, const json_t *line, struct dg
         json_int_t id = json_integer_value(json_array_get(ids, i));
         DG_TRY(dg_reply_stream_push(&p->stream, id < 0 || id > INT32_MAX ? -1 : (int32_t)id, err));
     }
+    json_int_t stop = json_integer_value(json_object_get(line, "stop_id"));
+    if (json_object_get(line, "stop_id") && stop >= 0 && stop <= INT32_MAX)
+        DG_TRY(dg_reply_stream_push(&p->stream, (int32_t)stop, err));
     return DG_OK;
 }
 

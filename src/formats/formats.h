@@ -54,6 +54,7 @@ struct dg_stack {
     int32_t e, n, k;
     const uint8_t *data;
     uint64_t dev;
+    bool reordered; /* on the device: the same values in an order of that device's own kernels */
 };
 
 /* Matrix i of a stack. */

@@ -80,12 +80,14 @@ static enum dg_status on_reply(void *ctx, const struct dg_reply_event *e, struct
     return DG_OK;
 }
 
-static enum dg_status read_turn(struct reading *r, const int32_t *ids, size_t n, struct dg_error *err) {
+static enum dg_status read_turn(struct reading *r, const int32_t *ids, size_t n, int32_t stop_id, struct dg_error *err) {
     struct dg_reply_stream s;
     enum dg_status st = DG_OK;
     dg_reply_stream_init(&s, r->c->t, r->c->in_thought, on_reply, r);
     for (size_t i = 0; i < n; i++)
         DG_GO(dg_reply_stream_push(&s, ids[i], err));
+    if (stop_id >= 0)
+        DG_GO(dg_reply_stream_push(&s, stop_id, err));
     DG_GO(dg_reply_stream_end(&s, err));
     for (size_t i = 0; i < s.reply.n_bad_calls; i++)
         respond(r, "unknown", 7, "the call cannot be read; write call:NAME{argument:value}", NULL);
@@ -97,11 +99,11 @@ done:
     return st;
 }
 
-enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *ids, size_t n, int32_t *invalid, struct dg_ids *feedback,
-                                  struct dg_error *err) {
+enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid,
+                                  struct dg_ids *feedback, struct dg_error *err) {
     struct reading r = {.c = c};
     dg_buf_init(&r.text, DG_TOOL_FEEDBACK_MAX);
-    enum dg_status st = read_turn(&r, ids, n, err);
+    enum dg_status st = read_turn(&r, ids, n, stop_id, err);
     *invalid = r.invalid;
     if (st == DG_OK && r.text.status != DG_OK)
         st = DG_FAIL(err, r.text.status, "the error responses to a turn's calls are too long");
@@ -113,8 +115,7 @@ enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *
 
 static enum dg_status check(void *ctx, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid, struct dg_ids *feedback,
                             struct dg_error *err) {
-    (void)stop_id;
-    return dg_tool_check_turn(ctx, ids, n, invalid, feedback, err);
+    return dg_tool_check_turn(ctx, ids, n, stop_id, invalid, feedback, err);
 }
 
 /* The model's answer to the feedback ends where it begins to make up a result. */

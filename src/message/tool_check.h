@@ -24,10 +24,10 @@ void dg_tool_check_init(struct dg_tool_check *c, const struct dg_tokenizer *t, c
 /* What the stages take. c and gen (options of a Generate without its own) must outlive them; called on the pipeline's thread. */
 struct dg_turn_check dg_tool_check_stage(struct dg_tool_check *c, const struct dg_gen *gen);
 
-/* Reads n ids as a reply. *invalid: calls that cannot be read, name no declared tool, have arguments that are no JSON object, or lack a
- * required one; and a call that must be there and is not. feedback (may be NULL) gets one response with the reason for each, in the model's form. Errors: DG_E_LIMIT,
- * DG_E_NOMEM, DG_E_ARG for an id out of range. */
-enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *ids, size_t n, int32_t *invalid, struct dg_ids *feedback,
-                                  struct dg_error *err) DG_MUST_CHECK;
+/* Reads n ids as a reply that stop_id ended (-1: the tokens did). *invalid: calls that cannot be read, name no declared tool, have
+ * arguments that are no JSON object, or lack a required one; and a call that must be there and is not. feedback (may be NULL) gets one
+ * response with the reason for each, in the model's form. Errors: DG_E_LIMIT, DG_E_NOMEM, DG_E_ARG for an id out of range. */
+enum dg_status dg_tool_check_turn(const struct dg_tool_check *c, const int32_t *ids, size_t n, int32_t stop_id, int32_t *invalid,
+                                  struct dg_ids *feedback, struct dg_error *err) DG_MUST_CHECK;
 
 #endif

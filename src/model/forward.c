@@ -12,7 +12,7 @@ struct pass {
     struct dg_kv *kv;
     struct dg_batch batch;
     const struct dg_trace *trace;
-    struct dg_plane x, h, t, ff, moe; /* the planes cut to this call's rows */
+    struct dg_plane x, h, hr, he, t, ff, moe; /* the planes cut to this call's rows */
 };
 
 static void see(const struct pass *f, const char *what, int32_t layer, const struct dg_plane *plane, const struct dg_routing *routing) {
@@ -20,7 +20,22 @@ static void see(const struct pass *f, const char *what, int32_t layer, const str
         f->trace->see(f->trace->ctx, what, layer, plane, routing);
 }
 
-/* x += norm(attention(norm(x))) */
+/* norm_chain of the op table, or the ops it stands for. */
+static void norm_chain(struct pass *f, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb, const struct dg_vec *w,
+                       float scale, const struct dg_norm_out *outs, int n) {
+    float eps = f->c->eps;
+    if (f->op->norm_chain) {
+        f->op->norm_chain(f->be, &f->t, wa, b, wb, w, eps, scale, &f->x, outs, n);
+        return;
+    }
+    if (b)
+        f->op->norm_pair(f->be, &f->t, wa, b, wb, eps, &f->t);
+    f->op->norm_add(f->be, &f->t, w, eps, &f->x, scale, &f->x);
+    for (int i = 0; i < n; i++)
+        f->op->rms_norm(f->be, &f->x, outs[i].w, outs[i].mul, eps, outs[i].y);
+}
+
+/* x += norm(attention(h)), h = norm(x); then the norms that the next block reads. */
 static void attention_block(struct pass *f, const struct dg_layer *w, int32_t l) {
     const struct dg_layer_shape *s = &f->c->layer[l];
     const struct dg_kv_layer *kv = &f->kv->layer[l];
@@ -29,41 +44,39 @@ static void attention_block(struct pass *f, const struct dg_layer *w, int32_t l)
     int32_t q_cols = f->c->heads * s->hd, cols = q_cols + (has_v ? 2 : 1) * s->kv_heads * s->hd;
     struct dg_plane qkv = dg_plane_view(&f->p->qkv, f->batch.n, cols), att = dg_plane_view(&f->p->att, f->batch.n, q_cols);
 
-    f->op->rms_norm(f->be, &f->x, &w->input_norm, 1, f->c->eps, &f->h);
     f->op->linear(f->be, &f->h, stacked, has_v ? 3 : 2, DG_EPI_NONE, &qkv);
     f->op->qkv_store(f->be, &qkv, f->c->heads, has_v, &w->q_norm, &w->k_norm, f->c->eps, f->p->cos[s->full], f->p->sin[s->full], &f->batch, kv);
     f->op->attention(f->be, &qkv, f->c->heads, &f->batch, kv, &att);
     see(f, "attn", l, &att, NULL);
     const struct dg_mat *o = &w->o;
     f->op->linear(f->be, &att, &o, 1, DG_EPI_NONE, &f->t);
-    f->op->norm_add(f->be, &f->t, &w->post_attn_norm, f->c->eps, &f->x, 1, &f->x);
+    const struct dg_norm_out outs[3] = {{&w->router_scale, 1.0f / sqrtf((float)f->c->hidden), &f->hr},
+                                        {&w->pre_ff_norm_2, 1, &f->he},
+                                        {&w->pre_ff_norm, 1, &f->h}};
+    norm_chain(f, NULL, NULL, NULL, &w->post_attn_norm, 1, outs, 3);
 }
 
 /* x = (x + norm(norm(dense(norm(x))) + norm(experts(norm(x), route(x))))) * scalar: the dense and the expert branch run beside each other;
- * the router reads the raw residual. */
-static void feed_forward_block(struct pass *f, const struct dg_layer *w, int32_t l, float scalar) {
+ * the router reads the raw residual. Then h = norm(x) * next, unless nothing follows. */
+static void feed_forward_block(struct pass *f, const struct dg_layer *w, int32_t l, float scalar, const struct dg_vec *next) {
     const struct dg_mat *gate_up[2] = {&w->gate, &w->up}, *down = &w->down;
-    float eps = f->c->eps;
 
-    f->op->rms_norm(f->be, &f->x, &w->router_scale, 1.0f / sqrtf((float)f->c->hidden), eps, &f->h);
-    f->op->router(f->be, &f->h, &w->router, &w->per_expert_scale, &f->p->routing);
-    see(f, "router", l, &f->h, &f->p->routing);
-    f->op->rms_norm(f->be, &f->x, &w->pre_ff_norm_2, 1, eps, &f->h);
-    f->op->experts(f->be, &f->h, &f->p->routing, &w->gate_up, &w->expert_down, &f->moe);
-
-    f->op->rms_norm(f->be, &f->x, &w->pre_ff_norm, 1, eps, &f->h);
+    f->op->router(f->be, &f->hr, &w->router, &w->per_expert_scale, &f->p->routing);
+    see(f, "router", l, &f->hr, &f->p->routing);
+    f->op->experts(f->be, &f->he, &f->p->routing, &w->gate_up, &w->expert_down, &f->moe);
     f->op->linear(f->be, &f->h, gate_up, 2, DG_EPI_GLU, &f->ff);
     f->op->linear(f->be, &f->ff, &down, 1, DG_EPI_NONE, &f->t);
-
-    f->op->norm_pair(f->be, &f->t, &w->post_ff_norm_1, &f->moe, &w->post_ff_norm_2, eps, &f->t);
-    f->op->norm_add(f->be, &f->t, &w->post_ff_norm, eps, &f->x, scalar, &f->x);
+    const struct dg_norm_out out = {next, 1, &f->h};
+    norm_chain(f, &w->post_ff_norm_1, &f->moe, &w->post_ff_norm_2, &w->post_ff_norm, scalar, &out, next != NULL);
 }
 
-static void layers(struct pass *f, bool encoder) {
+/* last: weight of the norm that reads the last layer's output into h, or NULL. */
+static void layers(struct pass *f, bool encoder, const struct dg_vec *last) {
+    f->op->rms_norm(f->be, &f->x, &f->m->layer[0].input_norm, 1, f->c->eps, &f->h);
     for (int32_t l = 0; l < f->c->layers; l++) {
         const struct dg_layer *w = &f->m->layer[l];
         attention_block(f, w, l);
-        feed_forward_block(f, w, l, encoder ? w->scalar_enc : w->scalar);
+        feed_forward_block(f, w, l, encoder ? w->scalar_enc : w->scalar, l + 1 < f->c->layers ? &f->m->layer[l + 1].input_norm : last);
         see(f, "layer", l, &f->x, NULL);
     }
 }
@@ -118,6 +131,8 @@ static struct pass begin(struct dg_backend *be, struct dg_planes *p, struct dg_k
     }
     f.x = dg_plane_view(&p->x, n, c->hidden);
     f.h = dg_plane_view(&p->h, n, c->hidden);
+    f.hr = dg_plane_view(&p->hr, n, c->hidden);
+    f.he = dg_plane_view(&p->he, n, c->hidden);
     f.t = dg_plane_view(&p->t, n, c->hidden);
     f.ff = dg_plane_view(&p->ff, n, c->inter);
     f.moe = dg_plane_view(&p->moe, n, c->hidden);
@@ -160,7 +175,7 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
     rope_tables(&f);
     embed_tokens(&f, ids);
     advance(kv, kv->len + n);
-    layers(&f, true);
+    layers(&f, true, NULL);
     if (hidden_out) {
         struct dg_plane out = dg_plane_view(&p->moe, n, f.c->hidden);
         f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &out);
@@ -171,26 +186,60 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
     return DG_OK;
 }
 
+/* A denoise pass behind the ids and rotation tables. */
+struct denoise {
+    struct pass *f;
+    const struct dg_denoise *d;
+    struct dg_plane logits;
+};
+
+static void denoise(void *ctx) {
+    struct denoise *s = ctx;
+    struct pass *f = s->f;
+    const struct dg_denoise *d = s->d;
+    float scale = sqrtf((float)f->c->hidden);
+    f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->x);
+    see(f, "embed", -1, &f->x, NULL);
+    if (d->sc == DG_SC_SEED)
+        f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->h);
+    else if (d->sc == DG_SC_SOFT)
+        f->op->soft_embed(f->be, &s->logits, &f->p->stats, f->p->stats_inv_t, &f->m->embed, scale, d->sparse, &f->h);
+    self_condition(f, d->sc != DG_SC_NONE);
+    layers(f, false, &f->m->norm);
+    see(f, "final", -1, &f->h, NULL);
+    f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
+}
+
+/* Everything the launches of a denoise pass depend on. */
+struct denoise_key {
+    const struct dg_planes *planes;
+    const struct dg_kv *kv;
+    int64_t pos0, ring_from;
+    int32_t n, topk, sc, sparse;
+};
+
+static void run_denoise(struct denoise *s) {
+    const struct pass *f = s->f;
+    if (!f->op->replay || f->trace) {
+        denoise(s);
+        return;
+    }
+    struct denoise_key key = {f->p, f->kv, f->batch.pos0, f->batch.ring_from, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
+    struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t};
+    f->op->replay(f->be, &r, denoise, s);
+}
+
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) {
     DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
     if (d->n > be->model->cfg.canvas)
         return DG_FAIL(err, DG_E_ARG, "%d rows to denoise, but a canvas holds %d", d->n, be->model->cfg.canvas);
     struct pass f = begin(be, p, kv, d->n, false, trace);
-    float scale = sqrtf((float)f.c->hidden);
-    struct dg_plane logits = dg_plane_view(&p->logits, d->n, f.c->vocab);
+    struct denoise s = {&f, d, dg_plane_view(&p->logits, d->n, f.c->vocab)};
     rope_tables(&f);
-    embed_tokens(&f, d->canvas);
-    if (d->sc == DG_SC_SEED)
-        f.op->embed(be, p->ids, d->n, &f.m->embed, scale, &f.h);
-    else if (d->sc == DG_SC_SOFT)
-        f.op->soft_embed(be, &logits, &p->stats, p->stats_inv_t, &f.m->embed, scale, d->sparse, &f.h);
-    self_condition(&f, d->sc != DG_SC_NONE);
+    f.op->write(be, p->ids, d->canvas, (size_t)d->n * sizeof *d->canvas);
     advance(kv, kv->len + d->n);
-    layers(&f, false);
-    f.op->rms_norm(be, &f.x, &f.m->norm, 1, f.c->eps, &f.h);
-    see(&f, "final", -1, &f.h, NULL);
-    f.op->head(be, &f.h, &f.m->embed, f.c->softcap, d->inv_t, &logits, &p->stats);
+    run_denoise(&s);
     p->stats_inv_t = d->inv_t;
     return finish(&f, err);
 }

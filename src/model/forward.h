@@ -32,6 +32,7 @@ struct dg_planes {
     struct dg_attention_opts attention;
     struct dg_plane x;      /* residual stream */
     struct dg_plane h, t;   /* [rows][hidden] */
+    struct dg_plane hr, he; /* likewise: what the router and the experts read */
     struct dg_plane qkv, att; /* widest layer's */
     struct dg_plane ff;     /* [rows][inter] */
     struct dg_plane moe;    /* f32 [rows][hidden] */

@@ -54,6 +54,8 @@ static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int3
     widest(be->model, &qkv, &att);
     p->x = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->h = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->hr = dg_plane_alloc(be, op->act, rows, c->hidden);
+    p->he = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->t = dg_plane_alloc(be, op->act, rows, c->hidden);
     p->qkv = dg_plane_alloc(be, op->act, rows, qkv);
     p->att = dg_plane_alloc(be, op->act, rows, att);
@@ -96,7 +98,7 @@ enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_
 }
 
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {
-    struct dg_plane *planes[] = {&p->x, &p->h, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
+    struct dg_plane *planes[] = {&p->x, &p->h, &p->hr, &p->he, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
     for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
         dg_plane_free(be, planes[i]);
     void *arrays[] = {p->stats.entropy,  p->stats.max,      p->stats.sum, p->stats.p_max, p->stats.argmax, p->routing.expert,

@@ -115,6 +115,23 @@ enum dg_epilogue {
 
 struct dg_backend;
 
+/* One of the norms that are taken of a residual stream: y = norm(x) * w * mul. */
+struct dg_norm_out {
+    const struct dg_vec *w;
+    float mul;
+    struct dg_plane *y; /* of the activation type */
+};
+#define DG_NORM_OUTS 3
+
+/* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
+struct dg_replay {
+    const void *key;
+    size_t key_bytes;
+    int64_t pos0, ring_from; /* struct dg_batch of the pass */
+    int32_t n_live;
+    float inv_t, inv_t_before; /* 1/T of the statistics it takes, and of those its soft embedding reads */
+};
+
 struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
@@ -140,6 +157,12 @@ struct dg_ops {
     /* y = norm(a) * wa + norm(b) * wb: the dense and the expert branch of a layer. b is an f32 plane. y may be a. */
     void (*norm_pair)(struct dg_backend *be, const struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b,
                       const struct dg_vec *wb, float eps, struct dg_plane *y);
+
+    /* What lies between two blocks of a layer, in one pass: t = norm(a) * wa + norm(b) * wb as norm_pair makes it, or a itself when b is NULL;
+     * x = (x + norm(t) * w) * scale as norm_add; then outs[i] as rms_norm, n of them, at most DG_NORM_OUTS. The same bits as those ops leave in x and
+     * the outputs; a may be overwritten. NULL: the backend has the single ops only. */
+    void (*norm_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                       const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n);
 
     /* y = a + b. y may be either. */
     void (*add)(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y);
@@ -180,6 +203,10 @@ struct dg_ops {
      * probability are left out, the divisor stays the full sum. stats must be those of the same logits and T. (seed section 5) */
     void (*soft_embed)(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
                        const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
+
+    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may keep what they launch and, at the next
+     * call with the same key, launch that instead of calling run. It forgets it when memory is freed. */
+    void (*replay)(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 };
 
 /* What a backend must have scratch for. */

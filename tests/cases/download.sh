@@ -1,4 +1,4 @@
-# diffgemma download against a hub on loopback that behaves, and then does not. Every failure must be one clear line, a status that is not 0,
+# diffgemma download against a hub on loopback that behaves, and then does not (field failure E10). Every failure must be one clear line, a status that is not 0,
 # and nothing that opens as a model; whatever was fetched must serve the next call; the token must go to the hub and nowhere else.
 . "$DG_ROOT/tests/support/hub.sh"
 

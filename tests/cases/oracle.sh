@@ -63,6 +63,16 @@ else
     echo "not ok - oracle_parity with float prompt ids: $(tail -n 1 "$wrong/out")"
 fi
 
+# a stored key that nobody looks at
+LC_ALL=C sed 's/"p7.k0":/"p7.q0":/' "$1/oracle.safetensors" >"$wrong/oracle.safetensors"
+if "$DG_BUILD/tests/oracle_parity" "$wrong" >"$wrong/out" 2>/dev/null; then
+    echo "not ok - oracle_parity passes over a key that nothing judges"
+elif grep -q 'p7.q0 .*FAILED: stored, but nothing judges it' "$wrong/out" && [ "$(grep -c FAILED "$wrong/out")" -eq 1 ]; then
+    echo "ok - oracle_parity names a stored key that nothing judges"
+else
+    echo "not ok - oracle_parity with an unknown key: $(tail -n 1 "$wrong/out")"
+fi
+
 # trajectory logits whose steps and positions are exchanged
 LC_ALL=C sed 's/\("traj_[a-z]*.b0.logits":{"dtype":"F32","shape":\[\)\([0-9]*\),\([0-9]*\),/\1\3,\2,/g' "$1/oracle.safetensors" >"$wrong/oracle.safetensors"
 if "$DG_BUILD/tests/oracle_parity" "$wrong" >"$wrong/out" 2>/dev/null; then

@@ -37,6 +37,7 @@ refused() { # NAME STATUS TEXT ARG...: one line, and neither output nor temporar
 
 works "quantize q4" "15 of them quantised" quantize -m "$mini" -o q4 --profile q4
 works "quantize nvfp4" "55 of them quantised" quantize -m "$mini" -o nvfp4 --profile nvfp4
+if grep -q 'note: 4-bit attention or dense layers can cost more denoising steps' "$err"; then pass "4-bit attention is warned of (E01)"; else miss "4-bit attention" "no warning"; fi
 works "quantize nvfp4x" "15 of them quantised" quantize -m "$mini" -o nvfp4x --profile nvfp4x
 works "quantize q4 with experts=nvfp4" "quantised" quantize -m "$mini" -o same --profile q4 --set experts=nvfp4
 if diff -r nvfp4x same >/dev/null; then pass "nvfp4x is q4 with experts=nvfp4"; else echo "not ok - nvfp4x and q4 with experts=nvfp4 differ"; fi
@@ -190,7 +191,7 @@ mkdir -p models && cp -r q4 models/good && cp -r q4 models/cut && truncate -s 10
 go --list-models
 if [ $status -eq 0 ] && grep -q '^models/good  *pack q4  .*models/good$' "$out" && grep -q '^models/cut .*INCOMPLETE' "$out" &&
     grep -q 'models/nomanifest.part.*INCOMPLETE' "$out" && grep -q 'never chosen' "$out"; then
-    pass "--list-models"
+    pass "--list-models: incomplete ones are shown as such (E08)"
 else
     miss "--list-models" "status $status"
 fi

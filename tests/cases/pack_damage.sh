@@ -1,2 +1,2 @@
-# Damaged packs: an error or a right answer, never a crash, a hang or much memory.
+# Field failure E06. Damaged packs: an error or a right answer, never a crash, a hang or much memory.
 "$DG_BUILD/tests/pack_damage"

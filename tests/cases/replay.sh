@@ -27,6 +27,24 @@ check "one session, on one thread" 0 "session $id: 2 ops"
 "$dg" replay --session none "$log" >"$tmp/out" 2>&1
 check "a session that is not there" 2 'no session none'
 
+# --view: shown again, without computing; the model is needed for its tokenizer only
+"$dg" replay --view "$log" >"$tmp/out" 2>/dev/null
+check "replay --view shows the answers" 0 '^Oslo'
+mkdir "$tmp/words" && cp models/mini/tokenizer.json models/mini/config.json "$tmp/words"
+"$dg" replay --view -m "$tmp/words" "$log" >"$tmp/out2" 2>/dev/null
+cmp -s "$tmp/out" "$tmp/out2" && echo "ok - replay --view with a folder that has no weights" || echo "not ok - replay --view without weights"
+"$dg" replay --view --session "$id" "$log" >"$tmp/out2" 2>/dev/null
+[ -s "$tmp/out2" ] && ! grep -q Oslo "$tmp/out2" && echo "ok - replay --view of one session" || echo "not ok - replay --view of one session: $(cat "$tmp/out2")"
+"$dg" replay --view --session none "$log" >"$tmp/out" 2>&1
+check "replay --view of a session that is not there" 2 'holds no session none'
+"$dg" replay --view "$tmp/nothing" >"$tmp/out" 2>&1
+check "replay --view of a file that is not there" 1 'cannot open'
+"$dg" replay --view models/mini/config.json >"$tmp/out" 2>&1
+check "replay --view of what is no log" 1 'holds no session of an op log'
+head -c 20000 "$log" >"$tmp/cut.jsonl"
+"$dg" replay --view --fps 0 "$tmp/cut.jsonl" >"$tmp/out" 2>/dev/null
+[ $? -eq 0 ] && echo "ok - replay --view of a log cut in a line" || echo "not ok - replay --view of a log cut in a line"
+
 # Ctrl-C in a story: the turn is cancelled, logged, and cancelled again at the same step
 "$dg" ask -p "Tell me a story about a cat." --no-early-stop --log-dir "$tmp/int" >"$tmp/o" 2>/dev/null &
 pid=$!

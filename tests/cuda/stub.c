@@ -1,6 +1,6 @@
 /* A CUDA driver for tests: libcuda.so.1 whose device memory is the host's and whose kernels run through the emulator.
  *
- * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (90), DG_STUB_MEMORY (bytes, 4 GiB),
+ * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (80), DG_STUB_MEMORY (bytes, 4 GiB),
  * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only). Misuse that a driver may
  * forgive (a foreign pointer freed, a copy outside an allocation, a handle left open) is counted in dg_stub_faults. */
 #include "cuda/emulate.h"
@@ -17,6 +17,20 @@ static struct {
     size_t bytes;
 } live[ALLOCS_MAX];
 static int n_live;
+struct emulated {
+    const char *name;
+    void (*run)(void *);
+    size_t arg_bytes;
+};
+/* The launches of a captured graph. */
+static struct graph {
+    int n, owners;
+    struct launch {
+        const struct emulated *f;
+        unsigned gx, gy, threads, shared;
+        void *args;
+    } *launch;
+} *recording;
 static size_t used;
 static int handles, pinned, contexts, faults, capturing;
 static long launches, calls;
@@ -109,7 +123,7 @@ FN(cuDeviceGetName, char *s, int n, int d) {
 }
 FN(cuDeviceGetAttribute, int *v, int attr, int d) {
     (void)d;
-    long cc = setting("DG_STUB_CC", 90);
+    long cc = setting("DG_STUB_CC", 80);
     *v = attr == 75 ? (int)(cc / 10) : attr == 76 ? (int)(cc % 10) : attr == 97 ? 227 * 1024 : 132;
     return 0;
 }
@@ -149,19 +163,18 @@ FN(cuModuleLoadData, void **m, const void *image) {
 }
 FN(cuModuleUnload, void *m) { return drop(m); }
 
-struct emulated {
-    const char *name;
-    void (*run)(void *);
-    size_t arg_bytes;
-};
 #define K(name, kind, file, threads, shared)              \
     void dgc_##name(const struct dgc_##kind##_args a);    \
     static void run_##name(void *a) { dgc_##name(*(const struct dgc_##kind##_args *)a); }
-DGC_KERNELS(K)
+DGC_KERNELS_PORTABLE(K)
 #undef K
+/* Kernels of one target alone are found and launched, and do nothing. */
 static const struct emulated emulated[] = {
 #define K(name, kind, file, threads, shared) {"dgc_" #name, run_##name, sizeof(struct dgc_##kind##_args)},
-    DGC_KERNELS(K)
+    DGC_KERNELS_PORTABLE(K)
+#undef K
+#define K(name, kind, file, threads, shared) {"dgc_" #name, NULL, sizeof(struct dgc_##kind##_args)},
+        DGC_KERNELS_SM90A(K)
 #undef K
 };
 
@@ -187,6 +200,30 @@ FN(cuFuncSetAttribute, void *f, int attr, int v) {
     PLANNED();
     return v > 227 * 1024 ? 1 : 0;
 }
+static void run_launch(const struct launch *l) {
+    if (l->f->run && !setting("DG_STUB_NO_RUN", 0))
+        emu_launch(l->f->run, l->args, l->gx, l->gy, l->threads, l->shared);
+}
+static void keep_launch(const struct launch *l) {
+    void *grown = realloc(recording->launch, (size_t)(recording->n + 1) * sizeof *l);
+    void *args = aligned_alloc(64, (l->f->arg_bytes + 63) / 64 * 64);
+    if (!grown || !args)
+        abort();
+    memcpy(args, l->args, l->f->arg_bytes);
+    recording->launch = grown;
+    recording->launch[recording->n] = *l;
+    recording->launch[recording->n++].args = args;
+}
+static int graph_drop(struct graph *g) {
+    handles--;
+    if (--g->owners == 0) {
+        for (int i = 0; i < g->n; i++)
+            free(g->launch[i].args);
+        free(g->launch);
+        free(g);
+    }
+    return 0;
+}
 FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
    void *stream, void **params, void **extra) {
     (void)stream;
@@ -197,8 +234,11 @@ FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned 
         return 1;
     }
     launches++;
-    if (!capturing && !setting("DG_STUB_NO_RUN", 0))
-        emu_launch(f->run, params[0], gx, gy, bx, shared);
+    struct launch l = {f, gx, gy, bx, shared, params[0]};
+    if (capturing)
+        keep_launch(&l);
+    else
+        run_launch(&l);
     return 0;
 }
 
@@ -337,27 +377,48 @@ FN(cuStreamBeginCapture_v2, void *s, int mode) {
     (void)mode;
     PLANNED();
     capturing = 1;
+    recording = calloc(1, sizeof *recording);
+    recording->owners = 1;
+    handles++;
     return 0;
 }
 FN(cuStreamEndCapture, void *s, void **g) {
     (void)s;
+    int code = planned(__func__);
     capturing = 0;
-    PLANNED();
-    *g = handle();
+    if (code)
+        return graph_drop(recording), code;
+    *g = recording;
     return 0;
 }
-FN(cuGraphInstantiateWithFlags, void **x, void *g, unsigned long long flags) {
-    (void)g;
+FN(cuGraphInstantiateWithFlags, void **x, struct graph *g, unsigned long long flags) {
     (void)flags;
     PLANNED();
-    *x = handle();
+    handles++;
+    g->owners++;
+    *x = g;
     return 0;
 }
-FN(cuGraphLaunch, void *x, void *s) {
-    (void)x;
+FN(cuGraphLaunch, const struct graph *x, void *s) {
     (void)s;
     PLANNED();
+    for (int i = 0; i < x->n; i++)
+        run_launch(&x->launch[i]);
     return 0;
 }
-FN(cuGraphDestroy, void *g) { return drop(g); }
-FN(cuGraphExecDestroy, void *x) { return drop(x); }
+FN(cuGraphDestroy, struct graph *g) { return graph_drop(g); }
+FN(cuTensorMapEncodeTiled, void *map, int type, unsigned rank, void *p, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
+   const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {
+    (void)type;
+    (void)interleave;
+    (void)promotion;
+    (void)fill;
+    PLANNED();
+    if (rank != 2 || ((uintptr_t)map & 63) || ((uintptr_t)p & 15) || (strides[0] & 15) || box[0] > 256 || box[1] > 256 || step[0] != 1 ||
+        step[1] != 1 || (swizzle == 3 && box[0] != 64) || !dims[0] || !dims[1]) {
+        fault("a tensor map that the device cannot read");
+        return 1;
+    }
+    return 0;
+}
+FN(cuGraphExecDestroy, struct graph *x) { return graph_drop(x); }

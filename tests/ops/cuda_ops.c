@@ -1,5 +1,5 @@
-/* Every op of a backend against the case table: cuda_ops [--backend cuda|ref|cpu] [--f32] [--kernels auto|portable|simple] [--seed N]
- * [--repeat N] [--filter OP] [--small]. Without --f32 the CUDA backend is run with both kinds of planes. */
+/* Every op of a backend against the case table: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N]
+ * [--repeat N] [--filter OP] [--small]. Without --f32 or --bf16 the CUDA backend is run with both kinds of planes. */
 #include "ops/cuda/cuda.h"
 #include "support/op_cases.h"
 
@@ -8,23 +8,24 @@
 #include <string.h>
 
 static int usage(void) {
-    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32] [--kernels auto|portable|simple] [--seed N] [--repeat N] [--filter OP] [--small]\n",
+    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N] [--repeat N] [--filter OP] [--small]\n",
           stderr);
     return 2;
 }
 
-static int run(const char *backend, bool f32, enum dg_cuda_kernels kernels, struct op_cases *c, int repeat) {
+static int run(const char *backend, bool f32, struct dg_cuda_opts opts, struct op_cases *c, int repeat) {
     struct dg_error err = {0};
-    struct dg_cuda_opts opts = {.exact_f32 = f32, .kernels = kernels};
+    opts.exact_f32 = f32;
     enum dg_status st = strcmp(backend, "cuda") == 0 ? dg_cuda_create(&c->be, op_cases_model(), &opts, &err)
                                                      : dg_backend_open(&c->be, backend, op_cases_model(), NULL, &err);
+    c->prepare_experts = strcmp(backend, "cuda") == 0 ? dg_cuda_prepare_experts : NULL;
     if (st != DG_OK) {
         printf("%s\n", dg_error_text(&err));
         dg_error_clear(&err);
         c->failed++;
         return 1;
     }
-    bool rounded = c->be->ops->act == DG_BF16 && kernels != DG_CUDA_SIMPLE;
+    bool rounded = c->be->ops->act == DG_BF16 && opts.kernels != DG_CUDA_SIMPLE;
     c->weight_round = rounded ? 0x1p-8 : 0;
     c->prob_round = rounded ? 0x1p-11 : 0;
     printf("# %s, %s planes, seed %llu\n", strcmp(backend, "cuda") == 0 ? dg_cuda_describe(c->be) : backend, f32 ? "f32" : "the backend's",
@@ -38,13 +39,15 @@ static int run(const char *backend, bool f32, enum dg_cuda_kernels kernels, stru
 int main(int argc, char **argv) {
     const char *backend = "cuda";
     struct op_cases c = {.seed = 1};
-    bool f32 = false;
+    bool f32 = false, bf16 = false;
     int repeat = 1;
-    enum dg_cuda_kernels kernels = DG_CUDA_AUTO;
+    struct dg_cuda_opts opts = {0};
     for (int i = 1; i < argc; i++) {
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(a, "--f32") == 0)
             f32 = true;
+        else if (strcmp(a, "--bf16") == 0)
+            bf16 = true;
         else if (strcmp(a, "--small") == 0)
             c.small = true;
         else if (!v)
@@ -57,15 +60,15 @@ int main(int argc, char **argv) {
             c.seed = strtoull(argv[++i], NULL, 0);
         else if (strcmp(a, "--repeat") == 0)
             repeat = atoi(argv[++i]);
-        else if (strcmp(a, "--kernels") == 0 && (strcmp(v, "auto") == 0 || strcmp(v, "portable") == 0 || strcmp(v, "simple") == 0))
-            kernels = *argv[++i] == 'a' ? DG_CUDA_AUTO : *argv[i] == 'p' ? DG_CUDA_PORTABLE : DG_CUDA_SIMPLE;
+        else if (strcmp(a, "--kernels") == 0 && dg_cuda_parse_kernels(v, &opts))
+            i++;
         else
             return usage();
     }
     uint64_t seed = c.seed;
-    if (run(backend, true, kernels, &c, repeat) == 0 && strcmp(backend, "cuda") == 0 && !f32) {
+    if ((bf16 || run(backend, true, opts, &c, repeat) == 0) && strcmp(backend, "cuda") == 0 && !f32) {
         c.seed = seed;
-        run(backend, false, kernels, &c, repeat);
+        run(backend, false, opts, &c, repeat);
     }
     printf("%d passed, %d failed\n", c.passed, c.failed);
     return c.failed || !c.passed;

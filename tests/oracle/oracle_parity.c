@@ -3,7 +3,8 @@
  * A folder holds a checkpoint, oracle.json (what each key is) and oracle.safetensors (inputs and expected outputs of another
  * implementation in f32). Everything runs with f32 planes and KV, dense attention and exact self-conditioning. Limits: hidden states, layer
  * outputs and KV 5e-4, logits 1e-3, argmax equal wherever the oracle's top-2 margin exceeds 5e-3; of the teacher-forced steps one a
- * folder may miss its limit (a routing tie). One line a key with the figure; the last line is "N passed, N failed". */
+ * folder may miss its limit (a routing tie). A stored key that nothing looked at is a failure, but for the vision tower's, which are listed.
+ * One line a key with the figure; the last line is "N passed, N failed". */
 #include "core/mem.h"
 #include "ops/backends.h"
 #include "session/session.h"
@@ -344,6 +345,12 @@ static void run_folder(const char *dir, const struct dg_backend_opts *opts, cons
         json_t *meta;
         json_object_foreach(f.meta, label, meta) if (!strncmp(label, "traj", 4) && json_is_object(meta)) check_trajectory(&f, label, meta);
         replay_trajectories(f.st, f.meta, f.model->cfg.vocab, stdout, &tally);
+        /* a key that is misspelt, or of a kind this program does not know, would otherwise pass in silence */
+        for (size_t i = 0; i < st_count(f.st); i++)
+            if (!st_was_read(f.st, i) && !strncmp(st_name(f.st, i), "vision.", 7))
+                printf("  %-28s not judged: the engine has no vision tower\n", st_name(f.st, i));
+            else if (!st_was_read(f.st, i))
+                broken(st_name(f.st, i), "stored, but nothing judges it");
     }
     dg_error_clear(&err);
     free(f.logits);

@@ -126,6 +126,42 @@ static void case_rms_norm(struct op_run *r) { case_norms(r, 0); }
 static void case_norm_add(struct op_run *r) { case_norms(r, 1); }
 static void case_norm_pair(struct op_run *r) { case_norms(r, 2); }
 
+/* One pass over a residual stream leaves the bits that the single ops leave. */
+static void case_norm_chain(struct op_run *r) {
+    static const int shape[][2] = {{3, 31}, {5, 416}, {130, 2816}, {2, 8192}, {9, 8200}};
+    const struct dg_ops *op = r->c->be->ops;
+    for (size_t i = 0; op->norm_chain && i < 5; i++)
+        for (int variant = 0; variant < 4; variant++) {
+            int n = shape[i][0], k = shape[i][1], outs_n = variant ? variant : 0;
+            r->whole = true; /* where rows begin decides the order of a sum */
+            struct op_plane a = op_input(r, n, k, op->act, 2), b = op_input(r, n, k, DG_F32, 3), x = op_input(r, n, k, op->act, 4);
+            struct op_plane a1 = op_output(r, n, k, op->act), x1 = op_output(r, n, k, op->act), y[3], y1[3];
+            struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy[3];
+            struct dg_norm_out outs[3];
+            if (variant & 2)
+                op->norm_pair(r->c->be, &a.p, &wa.v, &b.p, &wb.v, 1e-6f, &a1.p);
+            op->norm_add(r->c->be, variant & 2 ? &a1.p : &a.p, &w.v, 1e-6f, &x.p, 0.75f, &x1.p);
+            for (int o = 0; o < outs_n; o++) {
+                y[o] = op_output(r, n, k, op->act);
+                y1[o] = op_output(r, n, k, op->act);
+                wy[o] = op_vec(r, k, 1);
+                outs[o] = (struct dg_norm_out){&wy[o].v, 0.5f + (float)o, &y[o].p};
+                op->rms_norm(r->c->be, &x1.p, &wy[o].v, outs[o].mul, 1e-6f, &y1[o].p);
+            }
+            op->norm_chain(r->c->be, &a.p, &wa.v, variant & 2 ? &b.p : NULL, &wb.v, &w.v, 1e-6f, 0.75f, &x.p, outs, outs_n);
+            op_fetch(r, &x);
+            op_fetch(r, &x1);
+            op_expect_same(r, &x1, 0, &x, 0, n);
+            for (int o = 0; o < outs_n; o++) {
+                op_fetch(r, &y[o]);
+                op_fetch(r, &y1[o]);
+                op_expect_same(r, &y1[o], 0, &y[o], 0, n);
+            }
+            r->whole = false;
+            op_done(r, "n=%d k=%d variant %d", n, k, variant);
+        }
+}
+
 static void case_add(struct op_run *r) {
     const struct dg_ops *op = r->c->be->ops;
     struct op_plane a = op_input(r, 70, 333, op->act, 2), b = op_input(r, 70, 333, op->act, 2), y = op_output(r, 70, 333, op->act);
@@ -199,6 +235,17 @@ static void case_linear(struct op_run *r) {
         if (!r->c->small) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
+            if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
+                r->whole = true;
+                one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 270, 72, 320, 2, true, OP_RANDOM);
+                one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
+                one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
+                r->whole = false;
+            }
         }
     }
 }
@@ -504,6 +551,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
     struct op_stack gu = op_stack(r, fmt, experts, 2 * moe, hidden), dn = op_stack(r, fmt, experts, hidden, moe);
+    if (r->c->prepare_experts)
+        r->c->prepare_experts(be, &gu.s, &dn.s);
     size_t pairs = (size_t)(m * topk);
     int32_t *id = op_memory(r, pairs * 4);
     float *wt = op_memory(r, pairs * 4);
@@ -575,6 +624,16 @@ static void case_experts(struct op_run *r) {
             one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
         if (!r->c->small)
             one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+        /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
+        if (fmts[f] == DG_FMT_Q4_BLOCK) {
+            one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
+            if (!r->c->small) {
+                one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
+                one_experts(r, fmts[f], 70, 128, 8, 64, 320, false);
+                one_experts(r, fmts[f], 300, 6, 3, 128, 256, true);
+                one_experts(r, fmts[f], 5, 4, 2, 704, 384, false);
+            }
+        }
     }
 }
 
@@ -623,7 +682,8 @@ static void case_head(struct op_run *r) {
     struct dg_backend *be = r->c->be;
     for (size_t f = 0; f < 3; f++)
         for (int big = 0; big < 2; big++) {
-            int m = big ? 70 : 3, vocab = big ? 1100 : 130, k = big ? HIDDEN : 48;
+            int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
+            r->whole = f == 0;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
@@ -635,6 +695,7 @@ static void case_head(struct op_run *r) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
                 }
+            r->whole = false;
             check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
             if (m > 3) {
                 struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
@@ -728,7 +789,7 @@ static const struct {
     void (*run)(struct op_run *r);
 } table[] = {
     {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
-    {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
+    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
     {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
     {"soft_embed", case_soft_embed},
 };

@@ -15,6 +15,8 @@ struct op_cases {
     double weight_round; /* relative rounding of weights before products: 0, or 2^-8 where they become bf16 */
     double prob_round;   /* the same of attention's and the soft embedding's probabilities: 2^-11 where they are f16 */
     bool guard;          /* every block ends at a page that must not be touched; for backends whose memory is the host's */
+    /* what the backend does to a model's experts when it takes them over; NULL = nothing */
+    void (*prepare_experts)(struct dg_backend *be, struct dg_stack *gate_up, struct dg_stack *down);
     uint64_t digest;     /* of all results, when the run is over: equal for equal bits */
     int passed, failed;
 };

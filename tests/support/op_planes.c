@@ -101,7 +101,7 @@ static size_t block_bytes(const struct dg_plane *p) { return (size_t)(p->rows + 
 
 static struct op_plane blank(struct op_run *r, int rows, int cols, enum dg_dtype t) {
     /* every second plane begins its rows at whole vectors, the others at odd places */
-    int64_t ld = op_random(r) & 1 ? (cols + 8 + 7) / 8 * 8 : cols + 1 + (int64_t)(op_random(r) % 9);
+    int64_t ld = op_random(r) & 1 || r->whole ? (cols + 8 + 7) / 8 * 8 : cols + 1 + (int64_t)(op_random(r) % 9);
     struct op_plane p = {.p = {NULL, t, rows, cols, ld}};
     p.v = op_memory(r, (size_t)rows * (size_t)cols * sizeof *p.v);
     p.raw = op_memory(r, block_bytes(&p.p));
@@ -246,7 +246,7 @@ struct op_stack op_stack(struct op_run *r, enum dg_format fmt, int e, int n, int
     struct op_stack s = {.v = op_memory(r, (size_t)e * (size_t)n * (size_t)k * sizeof *s.v)};
     for (int i = 0; i < e; i++)
         make_mat(r, fmt, raw + (size_t)i * bytes, n, k, 0.2, OP_RANDOM, s.v + (int64_t)i * n * k);
-    s.s = (struct dg_stack){fmt, e, n, k, raw, 0};
+    s.s = (struct dg_stack){fmt, e, n, k, raw, 0, false};
     s.s.dev = (uint64_t)(uintptr_t)op_upload(r, raw, (size_t)e * bytes);
     return s;
 }

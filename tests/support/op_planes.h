@@ -23,6 +23,7 @@ struct op_run {
     int cases;
     double worst, case_worst;
     double weight_round; /* of the format at hand */
+    bool whole; /* planes' rows begin at whole vectors: what the fastest kernels ask for */
     int complaints; /* of the case in progress */
     char first[160];
     struct op_held *held;

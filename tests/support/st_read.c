@@ -15,6 +15,7 @@ struct st_tensor {
     int rank;
     int64_t shape[4], numel;
     const void *data;
+    bool was_read;
 };
 
 struct st_file {
@@ -124,7 +125,9 @@ size_t st_count(const struct st_file *f) { return f->n; }
 
 const char *st_name(const struct st_file *f, size_t i) { return f->tensor[i].name; }
 
-static const struct st_tensor *find(const struct st_file *f, const char *name) {
+bool st_was_read(const struct st_file *f, size_t i) { return f->tensor[i].was_read; }
+
+static struct st_tensor *find(const struct st_file *f, const char *name) {
     for (size_t i = 0; i < f->n; i++)
         if (!strcmp(f->tensor[i].name, name))
             return &f->tensor[i];
@@ -132,9 +135,10 @@ static const struct st_tensor *find(const struct st_file *f, const char *name) {
 }
 
 const void *st_get(const struct st_file *f, const char *name, enum st_dtype *dtype, int *rank, int64_t shape[4]) {
-    const struct st_tensor *t = find(f, name);
+    struct st_tensor *t = find(f, name);
     if (!t)
         return NULL;
+    t->was_read = true;
     if (dtype)
         *dtype = t->dtype;
     if (rank)
@@ -145,13 +149,14 @@ const void *st_get(const struct st_file *f, const char *name, enum st_dtype *dty
 }
 
 static const void *typed(const struct st_file *f, const char *name, enum st_dtype dtype, int64_t n) {
-    const struct st_tensor *t = find(f, name);
+    struct st_tensor *t = find(f, name);
     if (!t)
         return NULL;
     if (t->dtype != dtype || (n >= 0 && t->numel != n)) {
         fprintf(stderr, "%s: another element type, or %lld elements instead of %lld\n", name, (long long)t->numel, (long long)n);
         return NULL;
     }
+    t->was_read = true;
     return t->data;
 }
 

@@ -20,6 +20,8 @@ void st_close(struct st_file *f);
 /* Tensors in the file, and the name of the i-th in the header's order (borrowed, until st_close). */
 size_t st_count(const struct st_file *f);
 const char *st_name(const struct st_file *f, size_t i);
+/* Whether anyone has asked for the i-th tensor's data, with the right type and size. */
+bool st_was_read(const struct st_file *f, size_t i);
 /* First element of a tensor, row-major, aligned to its element size, until st_close; NULL when the file has no such tensor.
  * dtype, rank and shape[4] may be NULL; shape entries past the rank are set to 1. */
 const void *st_get(const struct st_file *f, const char *name, enum st_dtype *dtype, int *rank, int64_t shape[4]);

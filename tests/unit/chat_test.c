@@ -11,6 +11,7 @@
 #include "core/mem.h"
 #include "message/turn_text.h"
 #include "ops/backends.h"
+#include "support/reply_cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -289,6 +290,124 @@ static void tool_turns_become_canonical(void **state) {
             no_marker(&t->content);
             close_talk(t);
         }
+}
+
+/* --- the parser's table, as a chat sees it --- */
+
+/* Stands for the engine: keeps no cache and answers each Generate with the reply it was given, in blocks. */
+struct parrot {
+    struct dg_stage stage;
+    const int32_t *ids;
+    size_t n, block;
+    int32_t stop_id;
+};
+
+static void parrot_exec(struct dg_stage *stage, const struct dg_op *op, dg_event_fn *emit, void *ctx) {
+    struct parrot *p = (struct parrot *)stage;
+    struct dg_answer a = {.op = op->kind, .error = "", .stop_id = -1};
+    struct dg_event e = {.conv = 1, .at = {1, 1}};
+    if (op->kind == DG_OP_GENERATE) {
+        for (size_t at = 0; at < p->n; at += p->block) {
+            size_t kept = p->n - at < p->block ? p->n - at : p->block;
+            bool last = at + kept == p->n;
+            struct dg_block_event b = {.block = (int32_t)(at / p->block), .ids = p->ids + at, .kept = (int32_t)kept, .converged = true,
+                                       .end = last ? p->stop_id < 0 ? DG_END_LENGTH : DG_END_STOP : DG_END_NONE, .stop_id = last ? p->stop_id : -1};
+            struct dg_event block = e;
+            block.kind = DG_EV_BLOCK;
+            block.block = &b;
+            emit(ctx, &block);
+        }
+        a.ids = p->ids;
+        a.n = (int64_t)p->n;
+        a.end = p->stop_id < 0 ? DG_END_LENGTH : DG_END_STOP;
+        a.stop_id = p->stop_id;
+    }
+    e.kind = DG_EV_ANSWER;
+    e.answer = &a;
+    emit(ctx, &e);
+}
+
+static void parrot_destroy(struct dg_stage *stage) { (void)stage; }
+
+/* The ids of a reply of the table; false when this tokenizer lacks one of its tokens. */
+static bool case_ids(const char *in, struct dg_ids *ids) {
+    struct dg_buf piece;
+    bool known = true;
+    dg_buf_init(&piece, 1 << 16);
+    for (const char *s = in;; s++) {
+        size_t n = 0;
+        int32_t id = -1;
+        for (int32_t k = 0; *s && n == 0 && k < dg_tokenizer_size(tok); k++) {
+            size_t len;
+            const char *spelled = dg_tokenizer_piece(tok, k, &len);
+            if (dg_tokenizer_is_control(tok, k) && strncmp(s, spelled, len) == 0) {
+                n = len;
+                id = k;
+            }
+        }
+        known = known && (n || strncmp(s, "<|image|>", 9) != 0);
+        if (n || !*s) {
+            must(dg_tokenizer_encode(tok, dg_buf_cstr(&piece), piece.len, false, ids, NULL), NULL);
+            dg_buf_clear(&piece);
+        }
+        if (!*s)
+            break;
+        if (n) {
+            assert_int_equal(dg_ids_push(ids, id), DG_OK);
+            s += n - 1;
+        } else if (*s != '\2')
+            dg_buf_chr(&piece, *s);
+    }
+    dg_buf_deinit(&piece);
+    return known;
+}
+
+static void expect_case(const struct reply_case *c, const struct talk *t, const char *calls, size_t block) {
+    if (strcmp(dg_buf_cstr(&t->content), c->content) || strcmp(dg_buf_cstr(&t->thought), c->thought) || strcmp(dg_buf_cstr(&t->calls), calls))
+        fail_msg("%s\n  in blocks of %zu: thought \"%s\", content \"%s\", calls \"%s\"", c->in, block, dg_buf_cstr(&t->thought),
+                 dg_buf_cstr(&t->content), dg_buf_cstr(&t->calls));
+}
+
+/* Every reply of the table in blocks of every size, so that a block ends at every token. (Field failure B01) */
+static void cut_at_every_block(void **state) {
+    (void)state;
+    struct parrot p = {.stage = {parrot_exec, parrot_destroy, NULL}};
+    struct talk t = {0};
+    struct dg_error err = {0};
+    struct dg_buf *bufs[] = {&t.content, &t.thought, &t.calls, &t.results, &t.notes};
+    size_t tried = 0;
+    for (size_t i = 0; i < 5; i++)
+        dg_buf_init(bufs[i], 1 << 22);
+    must(dg_pipeline_start(&t.p, &p.stage, 0, &err), &err);
+    struct dg_chat_opts co = {.pipeline = t.p, .tok = tok, .tools = &t.tools, .ctx = 4096, .canvas = 64,
+                              .ui = {.ctx = &t, .text = on_text, .note = on_note, .allow = on_allow}};
+    must(dg_chat_init(&t.chat, &co, &err), &err);
+    for (size_t i = 0; i < sizeof reply_cases / sizeof *reply_cases; i++) {
+        struct dg_ids ids = {0};
+        struct dg_buf calls;
+        bool known = case_ids(reply_cases[i].in, &ids);
+        dg_buf_init(&calls, 1 << 16);
+        for (const char *line = reply_cases[i].calls; *line; line = strchr(line, '\n') + 1)
+            dg_buf_fmt(&calls, "call %.*s\n", (int)strcspn(line, "\n"), line);
+        p.ids = ids.v;
+        p.stop_id = -1;
+        for (p.n = 0; p.n < ids.n && p.stop_id < 0; p.n += p.stop_id < 0)
+            p.stop_id = ids.v[p.n] == 106 || ids.v[p.n] == 50 || ids.v[p.n] == 1 ? ids.v[p.n] : -1;
+        for (p.block = 1; known && p.block <= p.n + 1; p.block++, tried++) {
+            for (size_t k = 0; k < 5; k++)
+                dg_buf_clear(bufs[k]);
+            must(dg_chat_send(&t.chat, "x", 1, &err), &err);
+            expect_case(&reply_cases[i], &t, dg_buf_cstr(&calls), p.block);
+            dg_chat_reset(&t.chat);
+        }
+        dg_buf_deinit(&calls);
+        dg_ids_deinit(&ids);
+    }
+    assert_true(tried > 1000);
+    dg_chat_deinit(&t.chat);
+    dg_pipeline_close(t.p);
+    for (size_t i = 0; i < 5; i++)
+        dg_buf_deinit(bufs[i]);
 }
 
 /* Several calls in one block, prose before and after: all run in order, what follows the calls is not shown. (B01, B18) */
@@ -752,6 +871,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replies_become_canonical),
         cmocka_unit_test(tool_turns_become_canonical),
+        cmocka_unit_test(cut_at_every_block),
         cmocka_unit_test(several_calls_in_one_block),
         cmocka_unit_test(after_a_result),
         cmocka_unit_test(thoughts_kept_and_dropped),

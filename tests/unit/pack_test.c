@@ -279,6 +279,7 @@ static void not_quantized(struct dg_quantize_opts *o, enum dg_status want, const
     assert_true(stat(part_dir, &sb) != 0);
 }
 
+/* Refusals before a byte is written; among them shapes that a format does not take (field failure E05). */
 static void nothing_stays_behind(void **state) {
     (void)state;
     struct stat sb;
@@ -439,7 +440,7 @@ static void stale_bases(void **state) {
     refused(path("s_over"), "org/base at revision rev2 is not in the Hugging Face cache; run: hf download org/base --revision rev2");
 }
 
-/* One raw tensor of a pack moved to an odd place in another blob: results are the same. */
+/* Field failure E11: one raw tensor of a pack moved to an odd place in another blob: results are the same. */
 static void odd_addresses(void **state) {
     (void)state;
     make("odd", "q4", NULL);

@@ -6,6 +6,7 @@
 #include <cmocka.h>
 
 #include "core/mem.h"
+#include "model/kv.h"
 #include "pipeline/pipeline.h"
 #include "support/mkckpt.h"
 #include "support/rig.h"
@@ -719,6 +720,32 @@ static void one_place_salvages(void **state) {
     end_rig();
 }
 
+/* So many conversations live at a time as fit the memory for their caches. */
+static void memory_budget(void **state) {
+    (void)state;
+    rig_open(&rig, 5, 300, 32);
+    const struct dg_config *c = &rig.model->cfg;
+    size_t one = dg_kv_bytes(c, 300, 32, 16, DG_F16);
+    static const struct {
+        int halves; /* of one cache */
+        size_t max, fit;
+    } cases[] = {{1, 0, 1}, {3, 0, 1}, {4, 0, 2}, {7, 0, 3}, {7, 2, 2}, {4, 9, 2}, {0, 0, 1}, {0, 4, 4}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rig.opts.kv_budget = one * (size_t)cases[i].halves / 2;
+        rig.opts.conversations_max = cases[i].max;
+        engine = rig_engine(&rig);
+        stage = dg_engine_stage(engine);
+        assert_int_equal(dg_engine_conversations(engine)->max, cases[i].fit);
+        int evicted = 0;
+        for (size_t k = 1; k < cases[i].fit + 2; k++) /* the first is there */
+            evicted += done((struct dg_op){.kind = DG_OP_ACTIVATE, .conv = DG_CONV_NEW}).route.evicted != 0;
+        assert_int_equal(evicted, 2);
+        assert_int_equal(dg_engine_conversations(engine)->n, cases[i].fit);
+        dg_stage_destroy(stage);
+    }
+    rig_close(&rig);
+}
+
 /* Field failure D03: twenty rounds over an 800-token prefix, each computing only what is new. */
 static void rounds_cost_what_is_new(void **state) {
     (void)state;
@@ -955,6 +982,7 @@ int main(void) {
         cmocka_unit_test(only_predictions_are_committed),
         cmocka_unit_test(routing),
         cmocka_unit_test(one_place_salvages),
+        cmocka_unit_test(memory_budget),
         cmocka_unit_test(rounds_cost_what_is_new),
         cmocka_unit_test(saved_and_loaded),
     };

@@ -44,7 +44,7 @@ static void expect(const char *turn, int32_t invalid, const char *feedback) {
     int32_t got = -1;
     dg_tool_check_init(&c, tok, tools);
     c.must_call = must_call;
-    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, &got, &told, NULL), DG_OK);
+    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, -1, &got, &told, NULL), DG_OK);
     dg_buf_init(&text, 1 << 16);
     assert_int_equal(dg_tokenizer_decode(tok, told.v, told.n, false, &text, NULL), DG_OK);
     if (got != invalid || strcmp(dg_buf_cstr(&text), feedback) != 0)
@@ -89,6 +89,20 @@ static void calls_are_required(void **state) {
     expect("Just text.", 0, "");
 }
 
+/* What ended the turn tells a call without its closers from one that was cut. */
+static void the_stop_ends_a_call(void **state) {
+    (void)state;
+    struct dg_tool_check c;
+    struct dg_ids ids = encoded("<|tool_call>call:get_weather{city:<|\"|>Oslo<|\"|>");
+    int32_t got;
+    dg_tool_check_init(&c, tok, tools);
+    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, -1, &got, NULL, NULL), DG_OK);
+    assert_int_equal(got, 1);
+    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, dg_tokenizer_find(tok, "<|tool_response>"), &got, NULL, NULL), DG_OK);
+    assert_int_equal(got, 0);
+    dg_ids_deinit(&ids);
+}
+
 /* As the stages see it. */
 static void no_tools_no_calls(void **state) {
     (void)state;
@@ -96,7 +110,7 @@ static void no_tools_no_calls(void **state) {
     struct dg_ids ids = encoded("<|tool_call>call:now{}<tool_call|>");
     int32_t got;
     dg_tool_check_init(&c, tok, NULL);
-    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, &got, NULL, NULL), DG_OK);
+    assert_int_equal(dg_tool_check_turn(&c, ids.v, ids.n, -1, &got, NULL, NULL), DG_OK);
     assert_int_equal(got, 1);
     struct dg_gen gen = {.seed = 1};
     struct dg_turn_check stage = dg_tool_check_stage(&c, &gen);
@@ -119,6 +133,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(calls_are_judged),
         cmocka_unit_test(calls_are_required),
+        cmocka_unit_test(the_stop_ends_a_call),
         cmocka_unit_test(no_tools_no_calls),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

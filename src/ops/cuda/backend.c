@@ -13,6 +13,7 @@ _Static_assert((int)DG_FMT_BF16 == DGC_FMT_BF16 && (int)DG_FMT_F16 == DGC_FMT_F1
                    (int)DG_FMT_Q4_BLOCK == DGC_FMT_Q4 && (int)DG_FMT_Q6_BLOCK == DGC_FMT_Q6 && (int)DG_FMT_Q8_ROW == DGC_FMT_Q8 &&
                    (int)DG_FMT_NVFP4_BLOCK == DGC_FMT_NVFP4,
                "weight formats");
+_Static_assert(DG_NORM_OUTS == DGC_NORM_OUTS, "outputs of norm_chain");
 _Static_assert((int)DG_EPI_NONE == DGC_EPI_NONE && (int)DG_EPI_GLU == DGC_EPI_GLU, "epilogues");
 
 static const struct {
@@ -63,7 +64,15 @@ void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_k
     }
     void *params[1];
     memcpy(params, &args, sizeof args); /* the driver's array has no const */
-    dg_cuda_ok(be, cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL), kernel[k].name);
+    dg_cu_result r;
+    if (cu->chain) {
+        struct dg_cu_launch_attr chained = {.id = DG_CU_LAUNCH_CHAINED, .value.flag = 1};
+        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, &chained, 1};
+        r = cu->d.launch_ex(&l, cu->fn[k], params, NULL);
+    } else {
+        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL);
+    }
+    dg_cuda_ok(be, r, kernel[k].name);
 }
 
 static void push_params(struct dg_backend *be, struct dgc_params p) {
@@ -152,6 +161,43 @@ void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {
     dg_free(g);
 }
 
+void dg_cuda_replay_forget(struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    dg_cuda_graph_destroy(be, cu->replay.graph);
+    cu->replay.graph = NULL;
+    cu->replay.bytes = 0;
+}
+
+static enum dg_status record(struct dg_backend *be, void (*run)(void *ctx), void *ctx, struct dg_error *err) {
+    DG_TRY(dg_cuda_graph_begin(be, err));
+    run(ctx);
+    return dg_cuda_graph_end(be, &dg_cuda_of(be)->replay.graph, err);
+}
+
+void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (be->error.code != DG_OK)
+        return;
+    if (cu->replay.bytes != r->key_bytes || memcmp(cu->replay.key, r->key, r->key_bytes) != 0) {
+        dg_cuda_replay_forget(be);
+        if (r->key_bytes <= sizeof cu->replay.key) {
+            memcpy(cu->replay.key, r->key, r->key_bytes);
+            cu->replay.bytes = r->key_bytes;
+        }
+        run(ctx);
+        return;
+    }
+    struct dg_error err = {0};
+    enum dg_status st = cu->replay.graph ? DG_OK : record(be, run, ctx, &err);
+    if (st != DG_OK) {
+        dg_backend_fail(be, st, dg_error_text(&err));
+        dg_error_clear(&err);
+        return;
+    }
+    dg_cuda_graph_params(be, &(struct dg_cuda_graph_params){r->pos0, r->ring_from, r->n_live, r->inv_t, r->inv_t_before});
+    dg_cuda_graph_launch(be, cu->replay.graph);
+}
+
 void dg_cuda_mark(struct dg_backend *be, int i) {
     struct dg_cuda *cu = dg_cuda_of(be);
     if (!dg_cuda_enter(be) || i < 0 || i >= DG_CUDA_MARKS)
@@ -183,6 +229,7 @@ static void cuda_destroy(struct dg_backend *be) {
         cu->d.ctx_set(cu->ctx);
         if (cu->stream)
             cu->d.stream_sync(cu->stream);
+        dg_cuda_replay_forget(be);
         dg_cuda_scratch_free(be);
         dg_cuda_free(be, cu->dev_params);
         dg_cuda_free(be, cu->weights);
@@ -220,7 +267,8 @@ static enum dg_status open_device(struct dg_backend *be, const struct dg_cuda_op
     if ((r = cu->d.device_get(&cu->device, opts->device)) != 0 || (r = cu->d.device_name(cu->name, sizeof cu->name, cu->device)) != 0 ||
         (r = cu->d.device_attr(&cu->major, DG_CU_ATTR_MAJOR, cu->device)) != 0 ||
         (r = cu->d.device_attr(&cu->minor, DG_CU_ATTR_MINOR, cu->device)) != 0 ||
-        (r = cu->d.device_attr(&cu->n_sm, DG_CU_ATTR_SM_COUNT, cu->device)) != 0)
+        (r = cu->d.device_attr(&cu->n_sm, DG_CU_ATTR_SM_COUNT, cu->device)) != 0 ||
+        (r = cu->d.device_attr(&cu->shared_max, DG_CU_ATTR_SHARED_PER_BLOCK_OPTIN, cu->device)) != 0)
         return DG_FAIL(err, DG_E_BACKEND, "asking CUDA device %d what it is: %s", opts->device, dg_cuda_result_text(&cu->d, r, text, sizeof text));
     if (cu->major < 8)
         return DG_FAIL(err, DG_E_BACKEND, "CUDA device %d (%s) has compute capability %d.%d; 8.0 is the least this program runs on",
@@ -280,6 +328,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(dg_cuda_driver_open(&cu->d, err));
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
+    dg_cuda_hopper_choose(cu, opts);
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));

@@ -11,19 +11,32 @@
 
 /* Which kernels make the matrix products. */
 enum dg_cuda_kernels {
-    DG_CUDA_AUTO,     /* the best the device has */
+    DG_CUDA_AUTO,     /* the best the device has, less what `without` names */
     DG_CUDA_PORTABLE, /* mma.sync, on any device: what sm_80 to sm_120 use, but sm_90 */
     DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
 };
+
+/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. */
+enum { DG_CUDA_H_EXPERTS = 1, DG_CUDA_H_DENSE = 2, DG_CUDA_H_HEAD = 4, DG_CUDA_H_SOFT = 8, DG_CUDA_H_CHAIN = 16, DG_CUDA_H_ALL = 15 };
 
 struct dg_cuda_opts {
     int device;
     bool exact_f32;
     enum dg_cuda_kernels kernels;
+    unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels */
+    bool chain;
     size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress;
     void *progress_ctx;
 };
+
+/* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". False for
+ * anything else. */
+bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
+
+/* Brings a layer's expert stacks, whose bytes have just been written to the device, into the order this device's kernels read; nothing where
+ * they read the file's. Uploading and drawing do so by themselves. */
+void dg_cuda_prepare_experts(struct dg_backend *be, struct dg_stack *gate_up, struct dg_stack *down);
 
 /* True when kernels for at least one GPU generation were compiled into this binary. */
 bool dg_cuda_built_in(void);

@@ -25,6 +25,23 @@ enum {
     DG_CU_ATTR_MAJOR = 75,
     DG_CU_ATTR_MINOR = 76
 };
+/* cuLaunchKernelEx's configuration. */
+struct dg_cu_launch_attr {
+    int id; /* 6: may begin while the launch before it in the stream ends */
+    char pad[4];
+    union {
+        int flag;
+        char bytes[64];
+    } value;
+};
+struct dg_cu_launch {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    dg_cu_stream stream;
+    struct dg_cu_launch_attr *attrs;
+    unsigned n_attrs;
+};
+enum { DG_CU_LAUNCH_CHAINED = 6 };
+
 enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
 
 /* X(needed, result name, exported name, parameters) */
@@ -71,7 +88,7 @@ enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
     X(1, graph_destroy, "cuGraphDestroy", (dg_cu_graph))                                                                             \
     X(1, graph_exec_destroy, "cuGraphExecDestroy", (dg_cu_graph_exec))                                                               \
     X(0, func_param, "cuFuncGetParamInfo", (dg_cu_function, size_t, size_t *, size_t *))                                             \
-    X(0, launch_ex, "cuLaunchKernelEx", (const void *, dg_cu_function, void **, void **))                                            \
+    X(0, launch_ex, "cuLaunchKernelEx", (const struct dg_cu_launch *, dg_cu_function, void **, void **))                                            \
     X(0, tensor_map_tiled, "cuTensorMapEncodeTiled",                                                                                 \
       (void *, int, unsigned, void *, const uint64_t *, const uint64_t *, const uint32_t *, const uint32_t *, int, int, int, int))
 

@@ -29,19 +29,28 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
 #define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
-#define DGC_SOFT_LIST 2048   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_ROUTER_ROWS 8      /* rows of a block, */
+#define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a warp */
+#define DGC_ROUTER_SHARED (DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * DGC_ROUTER_ROWS * 4)
+#define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
-#define DGC_MMA_TILE 32      /* the same of the tensor core kernel */
+#define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
+#define DGC_SOFT_PARTS_SM90 6 /* ranges of ids of the dense one on Hopper */
+#define DGC_MMA_TILE 32      /* rows of x a tile of the grouped expert product covers, of the tensor core kernel */
 #define DGC_MMA_ROWS 64      /* rows of x a tile of the dense tensor core product covers */
 #define DGC_MMA_COLS 128     /* weight rows of a tile of either */
-#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row: of sliding layers, */
-#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long; parts begin at multiples of it */
+#define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row, which begins at a multiple of it: of sliding layers, */
+#define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
+#define DGC_MOE_FEW 24       /* tokens of one expert that a pass of the Hopper expert kernels takes: while experts have few, */
+#define DGC_MOE_MANY 64      /* and when they have many. Same sums, bit for bit. */
+#define DGC_MOE_EXPERTS 256  /* most experts they serve */
+#define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
 #define DGC_TOP_MAX 4096     /* most keys a top-k query attends to */
-#define DGC_FLASH_ROWS(hd) ((hd) <= 256 ? 64 : 32) /* query rows (times heads of a group) of a block */
-/* queries, keys and values in f16, and the scores */
-#define DGC_FLASH_SHARED(hd) ((DGC_FLASH_ROWS(hd) + 2 * DGC_FLASH_KEYS) * (hd) * 2 + DGC_FLASH_ROWS(hd) * (DGC_FLASH_KEYS + 4) * 4)
+#define DGC_FLASH_ROWS 64 /* query rows (times heads of a group) of a block; half of it where shared memory is short */
+/* queries, and a ring of tiles of keys and values, in f16 */
+#define DGC_FLASH_SHARED(hd, rows, ring) (((rows) + (ring) * DGC_FLASH_KEYS) * (hd) * 2)
 
 struct dgc_plane {
     void *p;
@@ -104,6 +113,17 @@ struct dgc_norm_pair_args {
     const float *wa, *wb;
     float eps;
     int32_t cols;
+};
+
+#define DGC_NORM_OUTS 3
+#define DGC_NORM_COLS 8192 /* most columns of norm_chain */
+/* What lies between two blocks of a layer (ops.h, norm_chain). All rows begin at multiples of 16 bytes, 8 | cols; no weight is NULL. b.p may
+ * be NULL. One block a row. */
+struct dgc_norm_chain_args {
+    struct dgc_plane a, b, x, y[DGC_NORM_OUTS];
+    const float *wa, *wb, *w, *wy[DGC_NORM_OUTS];
+    float eps, scale, mul[DGC_NORM_OUTS];
+    int32_t cols, n;
 };
 
 struct dgc_add_args {
@@ -199,6 +219,91 @@ struct dgc_experts_sum_args {
     int32_t topk, cols;
 };
 
+/* A tensor map as the driver writes it. */
+struct dgc_tmap {
+    uint64_t v[16];
+} __attribute__((aligned(64)));
+
+/* The Hopper products (gemm_sm90a.cu): y[m][..] = x[m] . the rows of up to three bf16 matrices side by side. Maps: bf16, 128-byte swizzle; of
+ * w {k, n} with boxes {64, BW}, with GLU of gate and up with boxes {64, 8}; of x {k, rows} with boxes {64, BT}. n: rows of each matrix,
+ * multiples of BW when another follows, of 8 otherwise, absent 0; GLU: n[0] features, the others 0.
+ * Grid: ceil(rows of w / F) x ceil(rows / BT) with F = BW, with GLU BW / 2. */
+struct dgc_gemm_args {
+    struct dgc_tmap w[3], x;
+    int32_t n[3], k, rows;
+    uint16_t *y;
+    int64_t ldy;
+};
+#define DGC_GEMM_SHARED(bw, bt, stages) ((stages) * (128 * ((bw) + (bt)) + 16))
+
+/* logits[m][v] = cap * tanh(x[m] . w[v] / cap), and per token and 128 vocabulary rows {largest logit, its id as an int, sum of
+ * exp((logit - largest) / T), the same weighted with (logit - largest) / T} in partial [rows][ceil(vocab / 128)][4]. rows <= 256,
+ * 4 | vocab. Grid: ceil(vocab / 128). */
+struct dgc_head_sm90_args {
+    struct dgc_tmap w, x;
+    float *logits, *partial;
+    int64_t ld;
+    const struct dgc_params *prm;
+    int32_t vocab, k, rows;
+    float cap;
+};
+
+struct dgc_head_stats_args {
+    const float *partial;
+    const struct dgc_params *prm;
+    float *entropy, *max, *sum, *p_max;
+    int32_t *argmax;
+    int32_t tiles;
+};
+
+/* The Hopper expert kernels (experts_sm90a.cu). */
+
+/* Reorders a q4 stack in place. rows: of an expert, gate rows first with glu. Both widths are multiples of 64, w one of 16 bytes. Grid: a block
+ * per 64 rows of all experts; 64 * (k / 32 * 20) bytes of shared memory. */
+struct dgc_moe_repack_args {
+    uint8_t *w;
+    int32_t rows, k, glu;
+};
+
+struct dgc_moe_entry {
+    int32_t expert, slot, n, pad;
+};
+
+/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax; xp: [rows][k], x permuted. 64 | k.
+ * Grid: 1 + ceil(rows * k / 8 / 1024). */
+struct dgc_moe_plan_args {
+    const int32_t *expert;
+    int32_t *slot_pair, *n_entries;
+    struct dgc_moe_entry *entries;
+    struct dgc_plane x;
+    uint16_t *xp;
+    int32_t pairs, experts, nmax, rows, k;
+};
+
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
+struct dgc_moe_args {
+    const uint8_t *w;
+    const uint16_t *x;
+    const struct dgc_moe_entry *entries;
+    const int32_t *n_entries, *slot_pair;
+    void *out;
+    int32_t k, rows, topk;
+};
+/* dynamic shared memory */
+#define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
+#define DGC_MOE_UP_MANY 221232
+#define DGC_MOE_DOWN_FEW(k) (2 * ((k) / 64 * 3072 + 16 * (((k) + 255) / 256) + 96) + 164096)
+#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 8192 + 16 * (((k) + 255) / 256) + 123520)
+
+/* 32 | hidden, 4 | ldy, y and d at multiples of 16 and 128 bytes; d is undefined afterwards. Grid: rows x ceil(hidden / 4 / 352). */
+struct dgc_moe_sum_args {
+    float *d;
+    const float *weight;
+    float *y;
+    int64_t ldy;
+    int32_t topk, hidden;
+};
+
 struct dgc_row_stats_args {
     const float *logits;
     int64_t ld;
@@ -222,30 +327,30 @@ struct dgc_soft_dense_args {
     struct dgc_plane y;
 };
 
-/* Lists a row's surviving ids in ascending order, as many as the list holds, and counts them all;
- * part_at[row][DGC_SOFT_PARTS + 1] is where each id range's list begins. */
+/* Lists a row's surviving ids in ascending order and p = exp(logit / T - max) of each, unless they are more than the list holds, and counts them.
+ * vocab: at most 2^21. */
 struct dgc_soft_pick_args {
     const float *logits;
     int64_t ld;
     const float *max;
     const struct dgc_params *prm;
     int32_t *ids; /* [rows][DGC_SOFT_LIST] */
-    int32_t *part_at, *count;
+    float *p;     /* likewise */
+    int32_t *count;
     int32_t vocab;
 };
+#define DGC_SOFT_PICK_SHARED (32 * DGC_SOFT_LIST * 2)
 
-/* part[row][range][cols] = sum of exp(logit / T - max) * embed[id] over that range's survivors. Grid: ranges x rows. */
+/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list. Grid: ranges x rows. */
 struct dgc_soft_gather_args {
-    const float *logits;
-    int64_t ld;
-    const float *max;
-    const struct dgc_params *prm;
-    const int32_t *ids, *part_at, *count;
+    const int32_t *ids;
+    const float *p;
+    const int32_t *count;
     struct dgc_mat e;
     float *part;
 };
 
-/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / 2048) x rows. */
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
 struct dgc_soft_probs_args {
     const float *logits;
     int64_t ld, p_ld;
@@ -266,12 +371,22 @@ struct dgc_soft_mma_args {
     int32_t rows, sparse;
 };
 
+/* The same on Hopper (soft_sm90a.cu), over DGC_SOFT_PARTS_SM90 ranges. Maps: 128-byte swizzle; e: bf16 {k, n} with boxes {64, 64}, p: f16
+ * {p_ld, rows} with boxes {64, 256}. Grid: (column tiles of 128 x ranges) x row tiles of 256. */
+struct dgc_soft_sm90_args {
+    struct dgc_tmap e, p;
+    const int32_t *count;
+    float *part;
+    int32_t vocab, k, rows, sparse;
+};
+#define DGC_SOFT_SM90_SHARED (4 * ((128 * 64 + 256 * 64) * 2 + 16))
+
 /* y = scale / sum * the ranges' sums in order. */
 struct dgc_soft_sum_args {
     const float *part, *sum;
     const int32_t *count;
     float scale;
-    int32_t cols, sparse, skip_dense;
+    int32_t cols, sparse, skip_dense, dense_parts;
     struct dgc_plane y;
 };
 
@@ -316,19 +431,21 @@ struct dgc_top_attention_args {
 
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
-    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
-    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router)
+    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
+    A(gemm) A(head_sm90) A(head_stats) A(soft_sm90)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
-#define DGC_KERNELS(K)                                              \
+#define DGC_KERNELS_PORTABLE(K)                                     \
     K(set_params, set_params, rows, 32, 0)                          \
     K(fill, fill, fill, 128, 0)                                     \
     K(fill_vec, fill_vec, fill, 256, 0)                             \
     K(embed, embed, rows, 256, 0)                                   \
     K(norm, norm, rows, 256, 0)                                     \
     K(norm_pair, norm_pair, rows, 256, 0)                           \
+    K(norm_chain, norm_chain, rows, 256, 0)                         \
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \
     K(attention, attention, attention, 128, 0)                      \
@@ -342,11 +459,11 @@ struct dgc_top_attention_args {
     K(experts_sum, experts_sum, linear, 256, 0)                     \
     K(row_stats, row_stats, head, 1024, 0)                          \
     K(soft_dense, soft_dense, head, 256, 0)                         \
-    K(soft_pick, soft_pick, head, 1024, 0)                          \
+    K(soft_pick, soft_pick, head, 1024, DGC_SOFT_PICK_SHARED)       \
     K(soft_gather, soft_gather, head, 384, 0)                       \
     K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
     K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
-    K(router, router, route, 256, 0)                                \
+    K(router, router, route, 512, DGC_ROUTER_SHARED)                                \
     K(soft_sum, soft_sum, head, 256, 0)                             \
     K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
     K(linear_mma_q4, linear, linear_mma, 128, 0)                    \
@@ -361,8 +478,30 @@ struct dgc_top_attention_args {
     K(experts_down_mma_q4, experts_down, experts_mma, 128, 0)       \
     K(experts_down_mma_nvfp4, experts_down, experts_mma, 128, 0)    \
     K(experts_down_mma_any, experts_down, experts_mma, 128, 0)      \
-    K(flash_256, flash, flash, 256, DGC_FLASH_SHARED(256))          \
-    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512))          \
+    K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256, DGC_FLASH_ROWS, 4))           \
+    K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS / 2, 2))       \
+    K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
     K(flash_join, flash_join, flash, 128, 0)
+
+/* Those of files named *_sm90a, which exist for that target alone. */
+#define DGC_KERNELS_SM90A(K)                                        \
+    K(moe_repack, moe_repack, experts_sm90a, 512, DGC_SHARED_SM90)  \
+    K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
+    K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
+    K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
+    K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
+    K(moe_down_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
+    K(moe_sum, moe_sum, experts_sm90a, 352, 0)                      \
+    K(gemm_128x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))    \
+    K(gemm_64x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))      \
+    K(gemm_64x128k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 128, 8))     \
+    K(gemm_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))     \
+    K(gemm_glu_64x128k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 128, 8)) \
+    K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
+    K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
+    K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
+    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)
+
+#define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 
 #endif

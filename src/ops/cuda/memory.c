@@ -80,6 +80,7 @@ void dg_cuda_free(struct dg_backend *be, void *p) {
     struct dg_cuda *cu = dg_cuda_of(be);
     if (!p)
         return;
+    dg_cuda_replay_forget(be);
     for (size_t i = cu->n_alloc; i-- > 0;)
         if (cu->alloc[i].p == (dg_cu_ptr)(uintptr_t)p) {
             cu->used -= cu->alloc[i].bytes;

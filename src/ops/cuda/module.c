@@ -30,10 +30,12 @@ static enum dg_status load_image(struct dg_cuda *cu, const void *image, const ch
     return DG_OK;
 }
 
-/* A kernel of a loaded image. Its argument record must be as long as the host's: with a stale image it would read past it. */
+/* A kernel of a loaded image; one that asks for more shared memory than the device has stays NULL. Its argument record must be as long as the host's: with a stale image it would read past it. */
 static enum dg_status find_kernel(struct dg_cuda *cu, int k, dg_cu_module m, struct dg_error *err) {
     char text[256];
     size_t at = 0, bytes = 0;
+    if (kernel[k].shared > cu->shared_max)
+        return DG_OK;
     dg_cu_result r = cu->d.module_function(&cu->fn[k], m, kernel[k].symbol);
     if (r != 0)
         return DG_FAIL(err, DG_E_BACKEND, "this build's kernels lack \"%s\" for %s: %s", kernel[k].name, cu->name,
@@ -86,7 +88,10 @@ static enum dg_status load_file(struct dg_cuda *cu, const char *file, dg_cu_modu
 enum dg_status dg_cuda_load_kernels(struct dg_cuda *cu, struct dg_error *err) {
     for (int k = 0; k < DGC_K_COUNT; k++) {
         dg_cu_module m;
-        if (cu->fn[k] || !wanted(cu, kernel[k].file))
+        bool loaded = false;
+        for (int j = 0; j < k && !loaded; j++)
+            loaded = strcmp(kernel[j].file, kernel[k].file) == 0;
+        if (loaded || !wanted(cu, kernel[k].file))
             continue;
         DG_TRY(load_file(cu, kernel[k].file, &m, err));
         for (int j = k; j < DGC_K_COUNT; j++)

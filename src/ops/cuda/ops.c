@@ -32,6 +32,42 @@ static void op_norm_pair(struct dg_backend *be, const struct dg_plane *a, const 
     dgc_launch_norm_pair(be, DGC_K_norm_pair, (unsigned)a->rows, 1, 0, &k);
 }
 
+static bool aligned16(const void *p, int64_t bytes) { return (((uintptr_t)p | (uintptr_t)bytes) & 15) == 0; }
+
+static bool row_vectors(const struct dg_plane *p) { return aligned16(p->data, p->ld * (int64_t)dg_dtype_bytes(p->dtype)); }
+
+/* Whether one kernel can do it; otherwise the single ops do. */
+static bool chains(const struct dgc_norm_chain_args *k, const struct dg_plane *a, const struct dg_plane *b, const struct dg_plane *x,
+                   const struct dg_norm_out *outs, int n) {
+    bool can = a->cols % 8 == 0 && a->cols <= DGC_NORM_COLS && row_vectors(a) && row_vectors(x) && (!b || (row_vectors(b) && k->wa && k->wb)) && k->w;
+    can = can && aligned16(k->wa, 0) && aligned16(k->wb, 0) && aligned16(k->w, 0);
+    for (int i = 0; i < n; i++)
+        can = can && k->wy[i] && aligned16(k->wy[i], 0) && row_vectors(outs[i].y);
+    return can;
+}
+
+static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+    struct dgc_norm_chain_args k = {.a = dg_cuda_plane(a), .x = dg_cuda_plane(x), .wa = dg_cuda_vec(wa), .wb = dg_cuda_vec(wb),
+                                    .w = dg_cuda_vec(w), .eps = eps, .scale = scale, .cols = a->cols, .n = n};
+    if (b)
+        k.b = dg_cuda_plane(b);
+    for (int i = 0; i < n; i++) {
+        k.y[i] = dg_cuda_plane(outs[i].y);
+        k.wy[i] = dg_cuda_vec(outs[i].w);
+        k.mul[i] = outs[i].mul;
+    }
+    if (chains(&k, a, b, x, outs, n)) {
+        dgc_launch_norm_chain(be, DGC_K_norm_chain, (unsigned)a->rows, 1, 0, &k);
+        return;
+    }
+    if (b)
+        op_norm_pair(be, a, wa, b, wb, eps, a);
+    op_norm_add(be, a, w, eps, x, scale, x);
+    for (int i = 0; i < n; i++)
+        op_rms_norm(be, x, outs[i].w, outs[i].mul, eps, outs[i].y);
+}
+
 static void op_add(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y) {
     struct dgc_add_args k = {dg_cuda_plane(a), dg_cuda_plane(b), dg_cuda_plane(y), a->cols};
     dgc_launch_add(be, DGC_K_add, tiles(a->cols, 256), (unsigned)a->rows, 0, &k);
@@ -63,6 +99,8 @@ static void experts_kernels(int32_t fmt, enum dg_cuda_kernel *up, enum dg_cuda_k
 
 /* One launch over matrices of one format; a->w and a->n_w are set. */
 static void launch_linear(struct dg_backend *be, struct dgc_linear_args *a) {
+    if (dg_cuda_hopper_linear(be, a))
+        return;
     bool glu = a->epi == DGC_EPI_GLU, mma = on_tensor_cores(dg_cuda_of(be), &a->x);
     int32_t rows = mma ? DGC_MMA_ROWS : DGC_TILE, cols = mma ? DGC_MMA_COLS : DGC_TILE;
     for (int i = 0; i < a->n_w; i++)
@@ -122,18 +160,33 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
 #define FLASH_CHUNK 256
 #define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
 
-static int32_t flash_split(const struct dg_kv_layer *kv) { return kv->window ? DGC_SPLIT_SLIDING : DGC_SPLIT_FULL; }
+/* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
+static int32_t flash_split(const struct dg_batch *b, const struct dg_kv_layer *kv) {
+    if (kv->window)
+        return DGC_SPLIT_SLIDING;
+    return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
+}
+
+/* Most parts that any context up to ctx needs. */
+static size_t flash_splits_most(int64_t ctx) {
+    int64_t n = ctx / DGC_SPLIT_FULL + 2, denoise = ctx >= 16384 ? 16384 / (DGC_SPLIT_FULL / 2) + 2 : ctx / (DGC_SPLIT_FULL / 4) + 2;
+    if (ctx < 16384 && denoise > 10)
+        denoise = ctx / (DGC_SPLIT_FULL / 2) + 2 > 10 ? ctx / (DGC_SPLIT_FULL / 2) + 2 : 10;
+    return (size_t)(n > denoise ? n : denoise);
+}
 
 static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv) {
     int64_t lo, hi, last_hi;
     dg_batch_visible(b, kv, 0, &lo, &hi);
     dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
-    return (int32_t)((last_hi - 1) / flash_split(kv) - lo / flash_split(kv) + 1);
+    return (int32_t)((last_hi - 1) / flash_split(b, kv) - lo / flash_split(b, kv) + 1);
 }
 
 static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
                   struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
+    unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
     int32_t splits = flash_splits(batch, kv), group = heads / kv->kv_heads;
     int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
     int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
@@ -144,12 +197,11 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     for (int32_t row = 0; row < batch->n; row += chunk) {
         int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
         struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
-                                   n, heads, batch->causal, flash_split(kv), splits, row};
+                                   n, heads, batch->causal, flash_split(batch, kv), splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_flash(be, kv->hd <= 256 ? DGC_K_flash_256 : DGC_K_flash_512,
-                         tiles((int64_t)n * group, DGC_FLASH_ROWS(kv->hd)) * (unsigned)kv->kv_heads, (unsigned)splits,
-                         DGC_FLASH_SHARED((unsigned)kv->hd), &a);
+        dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
+                         DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);
         if (splits > 1) {
             struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
             dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * heads), 1, 0, &j);
@@ -197,7 +249,7 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
     struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
     if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
         ((uintptr_t)r.w.p & 15) == 0) {
-        dgc_launch_router(be, DGC_K_router, tiles(x->rows, 8), 1, 0, &r);
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), 1, DGC_ROUTER_SHARED, &r);
         return;
     }
     struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
@@ -209,6 +261,8 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
 static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                        const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
+        return;
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
     struct dgc_plane xp = dg_cuda_plane(x);
@@ -244,6 +298,9 @@ static void op_head(struct dg_backend *be, const struct dg_plane *x, const struc
                     struct dg_plane *logits, struct dg_row_stats *stats) {
     struct dgc_linear_args a = {.x = dg_cuda_plane(x), .y = dg_cuda_plane(logits), .n_w = 1, .rows = x->rows, .epi = DGC_EPI_CAP, .cap = cap};
     a.w[0] = dg_cuda_mat(embed);
+    dg_cuda_want_inv_t(be, inv_t);
+    if (dg_cuda_hopper_head(be, &a, stats))
+        return;
     launch_linear(be, &a);
     op_row_stats(be, logits, inv_t, stats);
 }
@@ -261,22 +318,26 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
     bool mma = on_tensor_cores(cu, &to);
     int64_t p_ld = (embed->n + DGC_SOFT_K - 1) / DGC_SOFT_K * DGC_SOFT_K;
     dg_cuda_want_inv_t_soft(be, inv_t);
+    int32_t dense_parts = DGC_SOFT_PARTS;
     if (sparse) {
-        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, cu->s.soft_count, embed->n};
-        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, 0, &pick);
-        struct dgc_soft_gather_args g = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_at, count, e, cu->s.soft_part};
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n};
+        dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, DGC_SOFT_PICK_SHARED, &pick);
+        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part};
         dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
     }
     if (mma) {
         struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
-        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, 2048), rows, 0, &p);
+        dgc_launch_soft_probs(be, DGC_K_soft_probs, tiles(p_ld, DGC_SOFT_PROBS), rows, 0, &p);
         struct dgc_soft_mma_args a = {cu->s.soft_p, p_ld, count, e, cu->s.soft_part, logits->rows, sparse};
-        dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
+        if (dg_cuda_hopper_soft(be, &a))
+            dense_parts = DGC_SOFT_PARTS_SM90;
+        else
+            dgc_launch_soft_mma(be, DGC_K_soft_mma, tiles(embed->k, 128), tiles(rows, 64) * DGC_SOFT_PARTS, 0, &a);
     } else {
         struct dgc_soft_dense_args a = {z, logits->ld, st->max, st->sum, count, cu->dev_params, e, scale, logits->rows, sparse, to};
         dgc_launch_soft_dense(be, DGC_K_soft_dense, tiles(embed->k, 64), tiles(rows, 64), 0, &a);
     }
-    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, to};
+    struct dgc_soft_sum_args s = {cu->s.soft_part, st->sum, count, scale, embed->k, sparse, !mma, dense_parts, to};
     dgc_launch_soft_sum(be, DGC_K_soft_sum, tiles(embed->k, 256), rows, 0, &s);
 }
 
@@ -289,6 +350,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->rms_norm = op_rms_norm;
     o->norm_add = op_norm_add;
     o->norm_pair = op_norm_pair;
+    o->norm_chain = op_norm_chain;
     o->add = op_add;
     o->linear = op_linear;
     o->qkv_store = op_qkv_store;
@@ -298,13 +360,15 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->replay = dg_cuda_replay;
 }
 
 void dg_cuda_scratch_free(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
-                   cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_at,
-                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p};
+                   cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
+                   cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -345,14 +409,20 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
     cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
     cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
+    if (cu->hopper & DG_CUDA_H_EXPERTS) {
+        cu->s.moe_entry = dg_cuda_alloc_raw(be, ((size_t)c.experts + pairs / DGC_MOE_FEW + 1) * sizeof *cu->s.moe_entry, what);
+        cu->s.moe_x = dg_cuda_alloc_raw(be, rows * (size_t)c.hidden * sizeof(uint16_t), what);
+    }
+    if (cu->hopper & DG_CUDA_H_HEAD)
+        cu->s.head_part = dg_cuda_alloc_raw(be, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float), what);
     cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
     cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
     if (cu->ops.act == DG_BF16)
         cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
-    cu->s.soft_at = dg_cuda_alloc_raw(be, canvas * (DGC_SOFT_PARTS + 1) * sizeof(int32_t), what);
+    cu->s.soft_w = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(float), what);
     cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
     if (cu->ops.act == DG_BF16) {
-        size_t splits = (size_t)c.ctx / DGC_SPLIT_FULL + 2, flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
+        size_t splits = flash_splits_most(c.ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
         cu->s.flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
         cu->s.flash_part = dg_cuda_alloc_raw(be, cu->s.flash_units * (size_t)widest_head(cfg) * sizeof(float), what);
         cu->s.flash_stat = dg_cuda_alloc_raw(be, cu->s.flash_units * 2 * sizeof(float), what);

@@ -11,6 +11,7 @@
 #define DG_CUDA_STAGE_BYTES ((size_t)16 << 20) /* one pinned staging buffer */
 #define DG_CUDA_STAGES 2
 #define DG_CUDA_HD_MAX 512
+#define DG_CUDA_KEY_MAX 128
 
 enum dg_cuda_kernel {
 #define K(name, kind, file, threads, shared) DGC_K_##name,
@@ -38,9 +39,11 @@ struct dg_cuda {
     dg_cu_module module[DG_CUDA_MODULES_MAX];
     int n_modules;
     dg_cu_function fn[DGC_K_COUNT]; /* NULL: not in this build for this device */
-    int major, minor, n_sm;
+    int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
+    bool chain;      /* launches begin while the one before ends */
+    unsigned hopper; /* DG_CUDA_H_ groups in use */
     char name[128], about[384];
 
     struct dg_ops ops;
@@ -62,6 +65,11 @@ struct dg_cuda {
     struct dgc_params *dev_params;
     bool params_known, capturing;
     dg_cu_event mark[DG_CUDA_MARKS];
+    struct { /* the pass run last, and its recording once it was run twice */
+        unsigned char key[DG_CUDA_KEY_MAX];
+        size_t bytes;
+        struct dg_cuda_graph *graph;
+    } replay;
 
     struct dg_reserve cap;
     struct {
@@ -69,11 +77,15 @@ struct dg_cuda {
         void *h;          /* [pairs][moe] of the activation type */
         float *pair_y;    /* [pairs][hidden] */
         float *logits;    /* [rows][experts] */
-        int32_t *soft_ids, *soft_at, *soft_count;
+        int32_t *soft_ids, *soft_count;
+        float *soft_w; /* their weights */
         uint16_t *soft_p; /* f16 probabilities of densely computed rows */
         float *soft_part;
         float *flash_part, *flash_stat; /* partial results of attention rows */
         size_t flash_units;             /* (part, row, head) there is room for */
+        struct dgc_moe_entry *moe_entry;
+        uint16_t *moe_x;  /* [rows][hidden], permuted */
+        float *head_part; /* [canvas][vocabulary tiles][4] */
         float *score;
         size_t score_floats;
     } s;
@@ -119,6 +131,18 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
 void dg_cuda_fill_ops(struct dg_ops *ops);
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) DG_MUST_CHECK;
 void dg_cuda_scratch_free(struct dg_backend *be);
+
+/* hopper.c: true when the op was launched (or failed); false leaves it to the portable kernels. */
+void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *opts);
+bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a);
+bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
+bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
+bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                            const struct dg_stack *down, struct dg_plane *y);
+
+/* The op table's replay; and what forgets its recording. */
+void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
+void dg_cuda_replay_forget(struct dg_backend *be);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);

@@ -120,10 +120,17 @@ static enum dg_status lay_out(struct dg_backend *be, const struct dg_model *mode
     return DG_OK;
 }
 
+static void prepare(struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    for (int32_t l = 0; l < cu->model.cfg.layers; l++)
+        dg_cuda_prepare_experts(be, &cu->layer[l].gate_up, &cu->layer[l].expert_down);
+}
+
 enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err) {
     struct walk w = {.be = be, .opts = opts};
     DG_TRY(lay_out(be, model, &w, err));
     each(&dg_cuda_of(be)->model, upload, &w);
+    prepare(be);
     return dg_backend_status(be, err);
 }
 
@@ -170,8 +177,8 @@ static void shape_layer(struct dg_layer *w, const struct dg_cuda_random *r, cons
     w->down = mat(r->dense, h, c->inter);
     w->router = mat(DG_FMT_BF16, c->experts, h);
     w->per_expert_scale = vec(c->experts);
-    w->gate_up = (struct dg_stack){r->experts, c->experts, 2 * c->moe, h, (const uint8_t *)&present, 0};
-    w->expert_down = (struct dg_stack){r->experts, c->experts, h, c->moe, (const uint8_t *)&present, 0};
+    w->gate_up = (struct dg_stack){r->experts, c->experts, 2 * c->moe, h, (const uint8_t *)&present, 0, false};
+    w->expert_down = (struct dg_stack){r->experts, c->experts, h, c->moe, (const uint8_t *)&present, 0, false};
     w->scalar = w->scalar_enc = 1;
 }
 
@@ -192,5 +199,6 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
     dg_free(m.layer);
     DG_TRY(st);
     each(&dg_cuda_of(be)->model, draw, &w);
+    prepare(be);
     return dg_backend_status(be, err);
 }

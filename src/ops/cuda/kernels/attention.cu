@@ -10,6 +10,63 @@ DGC_FN float warp_inv_rms(const struct dgc_plane *x, int64_t at, int hd, float e
     return 1.0f / sqrtf(dgc_warp_sum(s) / (float)hd + eps);
 }
 
+#define WIDE 2 /* most pairs of 4 values a lane holds of a head: up to 512 dimensions */
+
+DGC_FN void load4(const struct dgc_plane *p, int64_t at, float *v) {
+    uint64_t u = *(const uint64_t *)((const uint16_t *)p->p + at);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        v[i] = dgc_bf16_f32((uint32_t)(u >> (16 * i)) & 0xffff);
+}
+DGC_FN void load4_f32(const float *p, float *v) {
+    uint4 u = *(const uint4 *)p;
+    v[0] = __uint_as_float(u.x), v[1] = __uint_as_float(u.y), v[2] = __uint_as_float(u.z), v[3] = __uint_as_float(u.w);
+}
+DGC_FN void store4(void *p, int dtype, int64_t at, const float *v) {
+    uint32_t lo = dtype == DGC_BF16 ? dgc_pack_bf16(v[0], v[1]) : dgc_pack_f16(v[0], v[1]);
+    uint32_t hi = dtype == DGC_BF16 ? dgc_pack_bf16(v[2], v[3]) : dgc_pack_f16(v[2], v[3]);
+    *(uint64_t *)((uint16_t *)p + at) = (uint64_t)hi << 32 | lo;
+}
+
+/* A head of 256 or 512 dimensions, 4 values at a time: x the first half, y the second. kind: 0 query, 1 key, 2 value. */
+DGC_FN void qkv_wide(const struct dgc_qkv_store_args *a, int kind, int64_t row, int64_t src, int64_t dst) {
+    int lane = (int)threadIdx.x & 31, hd = a->kv.hd, half = hd / 2, n = half / 128;
+    float x[WIDE][4], y[WIDE][4], s = 0;
+#pragma unroll
+    for (int i = 0; i < WIDE; i++)
+        if (i < n) {
+            load4(&a->qkv, src + i * 128 + lane * 4, x[i]);
+            load4(&a->qkv, src + half + i * 128 + lane * 4, y[i]);
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                s = fmaf(x[i][j], x[i][j], fmaf(y[i][j], y[i][j], s));
+        }
+    float r = 1.0f / sqrtf(dgc_warp_sum(s) / (float)hd + a->eps);
+    const float *w = kind ? a->k_norm : a->q_norm;
+    void *to = kind == 0 ? a->qkv.p : kind == 1 ? a->kv.k : a->kv.v;
+    int dtype = kind ? a->kv.dtype : a->qkv.dtype;
+#pragma unroll
+    for (int i = 0; i < WIDE; i++)
+        if (i < n) {
+            int c = i * 128 + lane * 4;
+            float u[4], v[4], cos[4], sin[4], wx[4], wy[4];
+            if (kind < 2) {
+                load4_f32(w + c, wx);
+                load4_f32(w + c + half, wy);
+                load4_f32(a->cos + row * half + c, cos);
+                load4_f32(a->sin + row * half + c, sin);
+            }
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                float p = kind < 2 ? x[i][j] * r * wx[j] : x[i][j] * r, q = kind < 2 ? y[i][j] * r * wy[j] : y[i][j] * r;
+                u[j] = kind < 2 ? p * cos[j] - q * sin[j] : p;
+                v[j] = kind < 2 ? q * cos[j] + p * sin[j] : q;
+            }
+            store4(to, dtype, dst + c, u);
+            store4(to, dtype, dst + c + half, v);
+        }
+}
+
 /* Unit u of a row: query heads, then keys, then values. The plane's keys stay as they are: a layer without a value projection reads its
  * values from them. */
 DGC_KERNEL(qkv_store, qkv_store, 128) {
@@ -24,6 +81,12 @@ DGC_KERNEL(qkv_store, qkv_store, 128) {
         return;
     int64_t src = row * a.qkv.ld + (int64_t)(u < a.heads ? u : a.heads + h + (is_v && a.has_v ? a.kv.kv_heads : 0)) * hd;
     int64_t dst = (dgc_slot(&a.kv, a.prm->pos0 + row) * a.kv.kv_heads + h) * hd;
+    uint64_t places = (uint64_t)a.q_norm | (uint64_t)a.k_norm | (uint64_t)a.cos | (uint64_t)a.sin | (uint64_t)(half * 4);
+    if ((hd == 256 || hd == 512) && a.qkv.dtype == DGC_BF16 && a.kv.dtype == DGC_F16 && !(places & 15) &&
+        !(((uint64_t)a.qkv.p | (uint64_t)(a.qkv.ld * 2)) & 7)) {
+        qkv_wide(&a, u < a.heads ? 0 : is_v ? 2 : 1, row, src, u < a.heads ? src : dst);
+        return;
+    }
     float r = warp_inv_rms(&a.qkv, src, hd, a.eps);
     if (u >= a.heads && is_v) {
         for (int c = lane; c < hd; c += 32)

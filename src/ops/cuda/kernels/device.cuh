@@ -9,8 +9,20 @@
 #define DGC_FN static __device__ __forceinline__
 
 #ifndef DGC_EMULATED
-#define DGC_KERNEL(name, kind, threads) \
-    extern "C" __global__ void __launch_bounds__(threads) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
+/* Where a launch says so, kernels begin while the one before them ends: each waits for it first, and lets the next one begin. */
+DGC_FN void dgc_chain(void) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+#define DGC_KERNEL(name, kind, threads)                                                                                         \
+    static __device__ __forceinline__ void name##_body(const struct dgc_##kind##_args &a);                                      \
+    extern "C" __global__ void __launch_bounds__(threads) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a) {      \
+        dgc_chain();                                                                                                            \
+        name##_body(a);                                                                                                         \
+    }                                                                                                                           \
+    static __device__ __forceinline__ void name##_body(const struct dgc_##kind##_args &a)
 #define DGC_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
 DGC_FN uint16_t dgc_f32_bf16(float f) {

@@ -132,66 +132,107 @@ DGC_KERNEL(soft_dense, soft_dense, 256) {
                 dgc_store(a.y.p, a.y.dtype, (int64_t)(ty + i) * a.y.ld + tx + j, (total[i][j] + acc[i][j]) * a.scale);
 }
 
-/* First id of range i. */
-DGC_FN int part_begin(int vocab, int i) { return (int)((int64_t)vocab * i / DGC_SOFT_PARTS); }
-
-/* One block a row: ids in ascending order by a running count. A row with more than the list holds is left to the dense form. */
+/* One block a row; each warp lists the survivors of its own ids, in order, then all join their lists. Weights are kept beside the ids. A row with
+ * more than the list holds is left to the dense form. */
 DGC_KERNEL(soft_pick, soft_pick, 1024) {
-    __shared__ int warp_count[32];
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, at = 0;
+    DGC_DYNAMIC_SHARED(shared);
+    __shared__ int total[32];
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n = 0;
+    int each = (a.vocab + 32 * 128 - 1) / (32 * 128) * 128, begin = warp * each, end = begin + each < a.vocab ? begin + each : a.vocab;
     int64_t row = blockIdx.x;
     const float *z = a.logits + row * a.ld;
+    int wide = !(((uint64_t)z) & 15);
     float inv_t = a.prm->inv_t_soft, max = a.max[row];
-    int32_t *out = a.ids + row * DGC_SOFT_LIST, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
-    for (int part = 0; part < DGC_SOFT_PARTS; part++) {
-        int end = part_begin(a.vocab, part + 1);
-        if (threadIdx.x == 0)
-            part_at[part] = at;
-        for (int v0 = part_begin(a.vocab, part); v0 < end; v0 += 1024) {
-            int v = v0 + (int)threadIdx.x, keep = v < end && fmaf(z[v], inv_t, -max) >= DGC_SPARSE_CUT;
-            unsigned votes = __ballot_sync(0xffffffffu, keep);
-            if (!__syncthreads_or(keep))
+    uint16_t *list = (uint16_t *)shared + warp * DGC_SOFT_LIST; /* ids from the warp's first on */
+    for (int v0 = begin; v0 < end; v0 += 256) {
+        float x[2][4];
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            int v = v0 + h * 128 + lane * 4;
+            if (wide && v + 4 <= end) {
+                uint4 u = *(const uint4 *)(z + v);
+                x[h][0] = __uint_as_float(u.x), x[h][1] = __uint_as_float(u.y), x[h][2] = __uint_as_float(u.z), x[h][3] = __uint_as_float(u.w);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 4; i++)
+                    x[h][i] = v + i < end ? z[v + i] : -DGC_INF;
+            }
+        }
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            unsigned keep = 0;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                keep |= (unsigned)(fmaf(x[h][i], inv_t, -max) >= DGC_SPARSE_CUT) << i;
+            if (!__ballot_sync(0xffffffffu, keep != 0))
                 continue;
-            if (lane == 0)
-                warp_count[warp] = __popc(votes);
-            __syncthreads();
-            int mine = warp_count[lane], ahead = mine;
+            int mine = __popc(keep), sum = mine;
 #pragma unroll
             for (int s = 1; s < 32; s <<= 1) {
-                int n = __shfl_up_sync(0xffffffffu, ahead, s);
-                ahead += lane >= s ? n : 0;
+                int add = __shfl_up_sync(0xffffffffu, sum, s);
+                sum += lane >= s ? add : 0;
             }
-            int all = __shfl_sync(0xffffffffu, ahead, 31), before_me = __shfl_sync(0xffffffffu, ahead - mine, warp);
-            int place = at + before_me + __popc(votes & ((1u << lane) - 1));
-            if (keep && place < DGC_SOFT_LIST)
-                out[place] = v;
-            at += all;
-            __syncthreads();
+            int at = n + sum - mine;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (keep >> i & 1) {
+                    if (at < DGC_SOFT_LIST)
+                        list[at] = (uint16_t)(v0 - begin + h * 128 + lane * 4 + i);
+                    at++;
+                }
+            n += __shfl_sync(0xffffffffu, sum, 31);
         }
     }
-    if (threadIdx.x == 0) {
-        part_at[DGC_SOFT_PARTS] = at;
-        a.count[row] = at;
+    if (lane == 0)
+        total[warp] = n;
+    __syncthreads();
+    int ahead = 0, all = 0;
+    for (int w = 0; w < 32; w++) {
+        ahead += w < warp ? total[w] : 0;
+        all += total[w];
+    }
+    if (threadIdx.x == 0)
+        a.count[row] = all;
+    if (all > DGC_SOFT_LIST)
+        return;
+    for (int i = lane; i < n; i += 32) {
+        int v = begin + list[i];
+        a.ids[row * DGC_SOFT_LIST + ahead + i] = v;
+        a.p[row * DGC_SOFT_LIST + ahead + i] = prob(z[v], inv_t, max, 1);
     }
 }
 
 #define BATCH 384
 
+/* w[0..7] = columns c .. c+7 of a row; wide: its bf16 values can be read at once. */
+DGC_FN void gather8(const struct dgc_mat *e, int wide, float global, int id, int c, float *w) {
+    const uint8_t *row = e->p + (int64_t)id * e->row_bytes;
+    if (!wide) {
+        dgc_decode8(e->fmt, row, global, c, e->k, w);
+        return;
+    }
+    uint4 v = *(const uint4 *)(row + c * 2);
+    uint32_t u[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        w[2 * i] = __uint_as_float(u[i] << 16);
+        w[2 * i + 1] = __uint_as_float(u[i] & 0xffff0000u);
+    }
+}
+
 DGC_KERNEL(soft_gather, soft_gather, 384) {
     __shared__ float p[BATCH];
     __shared__ int id[BATCH];
     int64_t row = blockIdx.y;
-    int part = (int)blockIdx.x, hidden = a.e.k, tid = (int)threadIdx.x;
-    if (is_dense(1, a.count, row))
+    int part = (int)blockIdx.x, hidden = a.e.k, tid = (int)threadIdx.x, count = a.count[row];
+    if (count > DGC_SOFT_LIST)
         return;
-    const float *z = a.logits + row * a.ld;
-    const int32_t *ids = a.ids + row * DGC_SOFT_LIST, *part_at = a.part_at + row * (DGC_SOFT_PARTS + 1);
-    float inv_t = a.prm->inv_t_soft, max = a.max[row], global = dgc_mat_scale(&a.e, a.e.p);
-    float *out = a.part + (row * DGC_SOFT_PARTS + part) * hidden;
-    int begin = part_at[part], end = part_at[part + 1];
+    int wide = a.e.fmt == DGC_FMT_BF16 && hidden % 8 == 0 && !(((uint64_t)a.e.p | (uint64_t)a.e.row_bytes) & 15);
+    float global = dgc_mat_scale(&a.e, a.e.p), *out = a.part + (row * DGC_SOFT_PARTS + part) * hidden;
+    int begin = count * part / DGC_SOFT_PARTS, end = count * (part + 1) / DGC_SOFT_PARTS;
     for (int c0 = 0; c0 < hidden; c0 += 384 * 8) {
         int c = c0 + tid * 8;
-        float s[8], w[8];
+        float s[8];
 #pragma unroll
         for (int i = 0; i < 8; i++)
             s[i] = 0;
@@ -199,14 +240,23 @@ DGC_KERNEL(soft_gather, soft_gather, 384) {
             int n = end - j0 < BATCH ? end - j0 : BATCH;
             __syncthreads();
             if (tid < n) {
-                id[tid] = ids[j0 + tid];
-                p[tid] = prob(z[id[tid]], inv_t, max, 1);
+                id[tid] = a.ids[row * DGC_SOFT_LIST + j0 + tid];
+                p[tid] = a.p[row * DGC_SOFT_LIST + j0 + tid];
             }
             __syncthreads();
-            if (c < hidden)
-#pragma unroll 2
+            if (c < hidden && wide)
+#pragma unroll 4
                 for (int j = 0; j < n; j++) {
-                    dgc_decode8(a.e.fmt, a.e.p + (int64_t)id[j] * a.e.row_bytes, global, c, hidden, w);
+                    float w[8];
+                    gather8(&a.e, 1, global, id[j], c, w);
+#pragma unroll
+                    for (int i = 0; i < 8; i++)
+                        s[i] = fmaf(p[j], w[i], s[i]);
+                }
+            else if (c < hidden)
+                for (int j = 0; j < n; j++) {
+                    float w[8];
+                    gather8(&a.e, 0, global, id[j], c, w);
 #pragma unroll
                     for (int i = 0; i < 8; i++)
                         s[i] = fmaf(p[j], w[i], s[i]);
@@ -226,7 +276,8 @@ DGC_KERNEL(soft_sum, soft_sum, 256) {
     if (c >= a.cols || (a.skip_dense && is_dense(a.sparse, a.count, row)))
         return;
     float s = 0;
-    for (int part = 0; part < DGC_SOFT_PARTS; part++)
+    int parts = is_dense(a.sparse, a.count, row) ? a.dense_parts : DGC_SOFT_PARTS;
+    for (int part = 0; part < parts; part++)
         s += a.part[(row * DGC_SOFT_PARTS + part) * a.cols + c];
     dgc_store(a.y.p, a.y.dtype, row * a.y.ld + c, s * (a.scale / a.sum[row]));
 }

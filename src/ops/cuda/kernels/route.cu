@@ -56,15 +56,16 @@ DGC_KERNEL(route, route, 128) {
         choose(a.logits + row * a.experts, a.experts, a.k, a.scale, a.expert + row * a.k, a.weight + row * a.k);
 }
 
-#define ROUTER_ROWS 8
+#define ROUTER_ROWS DGC_ROUTER_ROWS
 
-/* Logits and choice in one, for bf16 at whole vectors: 8 rows a block, the sum over k cut into 8 parts, one a warp, joined in order. Cutting
+/* Logits and choice in one, for bf16 at whole vectors: 8 rows a block, the sum over k cut into 16 parts, one a warp, joined in order. Cutting
  * it is what keeps a product of 128 outputs from being one long chain of reads. */
-DGC_KERNEL(router, router, 256) {
-    __shared__ float part[8][DGC_ROUTER_EXPERTS * ROUTER_ROWS]; /* [warp][expert][row] */
+DGC_KERNEL(router, router, 512) {
+    DGC_DYNAMIC_SHARED(shared);
+    float *part = (float *)shared; /* [warp][expert][row] */
     __shared__ float z[ROUTER_ROWS][DGC_ROUTER_EXPERTS];
     int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, c = lane & 3, row0 = (int)blockIdx.x * ROUTER_ROWS;
-    int steps = a.w.k / 32, begin = steps * warp / 8, end = steps * (warp + 1) / 8;
+    int steps = a.w.k / 32, begin = steps * warp / DGC_ROUTER_PARTS, end = steps * (warp + 1) / DGC_ROUTER_PARTS;
     const uint16_t *x = row0 + g < a.rows ? (const uint16_t *)a.x.p + (int64_t)(row0 + g) * a.x.ld : 0;
     float acc[DGC_ROUTER_EXPERTS / 16][4];
 #pragma unroll
@@ -95,17 +96,18 @@ DGC_KERNEL(router, router, 256) {
     for (int t = 0; t < DGC_ROUTER_EXPERTS / 16; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
-            part[warp][(16 * t + g + 8 * (i >> 1)) * ROUTER_ROWS + 2 * c + (i & 1)] = acc[t][i];
+            part[warp * DGC_ROUTER_EXPERTS * ROUTER_ROWS + (16 * t + g + 8 * (i >> 1)) * ROUTER_ROWS + 2 * c + (i & 1)] = acc[t][i];
     __syncthreads();
-    for (int i = (int)threadIdx.x; i < DGC_ROUTER_EXPERTS * ROUTER_ROWS; i += 256) {
+    for (int i = (int)threadIdx.x; i < DGC_ROUTER_EXPERTS * ROUTER_ROWS; i += 512) {
         float s = 0;
-        for (int w = 0; w < 8; w++)
-            s += part[w][i];
+#pragma unroll
+        for (int w = 0; w < DGC_ROUTER_PARTS; w++)
+            s += part[w * DGC_ROUTER_EXPERTS * ROUTER_ROWS + i];
         z[i % ROUTER_ROWS][i / ROUTER_ROWS] = s;
     }
     __syncthreads();
     int64_t row = row0 + warp;
-    if (row < a.rows)
+    if (warp < ROUTER_ROWS && row < a.rows)
         choose(z[warp], a.w.n, a.k, a.scale, a.expert + row * a.k, a.weight + row * a.k);
 }
 

@@ -148,6 +148,73 @@ DGC_KERNEL(norm_pair, norm_pair, 256) {
     }
 }
 
+/* A value as a plane keeps it. */
+DGC_FN float kept(const struct dgc_plane *p, float v) { return p->dtype == DGC_F32 ? v : dgc_bf16_f32(dgc_f32_bf16(v)); }
+
+DGC_FN float inv_rms_of(float s, int cols, float eps, float *tmp) { return 1.0f / sqrtf(dgc_block_sum(s, tmp, 8) / (float)cols + eps); }
+
+/* The single kernels' arithmetic and order of sums, on a row that stays in registers. */
+DGC_KERNEL(norm_chain, norm_chain, 256) {
+    __shared__ float tmp[8];
+    int64_t row = blockIdx.x;
+    float t[WIDE][8], v[WIDE][8], w[8], r = read_row(&a.a, row, a.cols, a.eps, tmp, t);
+    if (a.b.p) {
+        float rb = read_row(&a.b, row, a.cols, a.eps, tmp, v), s = 0;
+        struct dgc_plane pa = {(void *)a.wa, 0, DGC_F32}, pb = {(void *)a.wb, 0, DGC_F32};
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) {
+            int c = ((int)threadIdx.x + i * 256) * 8;
+            if (c < a.cols) {
+                float wb[8];
+                load8(&pa, c, w);
+                load8(&pb, c, wb);
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    t[i][j] = kept(&a.a, t[i][j] * r * w[j] + v[i][j] * rb * wb[j]);
+                    s = fmaf(t[i][j], t[i][j], s);
+                }
+            }
+        }
+        r = inv_rms_of(s, a.cols, a.eps, tmp);
+    }
+    float s = 0;
+    struct dgc_plane pw = {(void *)a.w, 0, DGC_F32};
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        int c = ((int)threadIdx.x + i * 256) * 8;
+        if (c < a.cols) {
+            load8(&a.x, row * a.x.ld + c, v[i]);
+            load8(&pw, c, w);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                v[i][j] = kept(&a.x, (t[i][j] * r * w[j] + v[i][j]) * a.scale);
+                s = fmaf(v[i][j], v[i][j], s);
+            }
+            store8(&a.x, row * a.x.ld + c, v[i]);
+        }
+    }
+    if (!a.n)
+        return;
+    r = inv_rms_of(s, a.cols, a.eps, tmp);
+#pragma unroll
+    for (int o = 0; o < DGC_NORM_OUTS; o++) {
+        struct dgc_plane po = {(void *)a.wy[o], 0, DGC_F32};
+        if (o >= a.n)
+            break;
+#pragma unroll
+        for (int i = 0; i < WIDE; i++) {
+            int c = ((int)threadIdx.x + i * 256) * 8;
+            if (c < a.cols) {
+                load8(&po, c, w);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    t[i][j] = (v[i][j] * r * w[j] + 0.0f) * a.mul[o];
+                store8(&a.y[o], row * a.y[o].ld + c, t[i]);
+            }
+        }
+    }
+}
+
 DGC_KERNEL(add, add, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);

@@ -15,19 +15,34 @@ DGC_FN int is_dense(int sparse, const int32_t *count, int64_t row) { return !spa
 
 DGC_KERNEL(soft_probs, soft_probs, 256) {
     int64_t row = blockIdx.y;
-    int v = (int)(blockIdx.x * 256 + threadIdx.x) * 8;
-    if (v >= a.p_ld || !is_dense(a.sparse, a.count, row))
+    if (!is_dense(a.sparse, a.count, row))
         return;
     const float *z = a.logits + row * a.ld;
-    float inv_t = a.prm->inv_t_soft, max = a.max[row], p[8];
+    int wide = !((uint64_t)z & 15), begin = (int)blockIdx.x * DGC_SOFT_PROBS;
+    float inv_t = a.prm->inv_t_soft, max = a.max[row];
+#pragma unroll 2
+    for (int v = begin + (int)threadIdx.x * 8; v < begin + DGC_SOFT_PROBS && v < a.p_ld; v += 256 * 8) {
+        float p[8];
+        if (wide && v + 8 <= a.vocab) {
+            uint4 x = ((const uint4 *)(z + v))[0], y = ((const uint4 *)(z + v))[1];
+            uint32_t u[8] = {x.x, x.y, x.z, x.w, y.x, y.y, y.z, y.w};
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        float d = v + i < a.vocab ? fmaf(z[v + i], inv_t, -max) : -DGC_INF;
-        p[i] = a.sparse && !(d >= DGC_SPARSE_CUT) ? 0.0f : expf(d);
+            for (int i = 0; i < 8; i++)
+                p[i] = __uint_as_float(u[i]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                p[i] = v + i < a.vocab ? z[v + i] : -DGC_INF;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float d = fmaf(p[i], inv_t, -max);
+            p[i] = a.sparse && !(d >= DGC_SPARSE_CUT) ? 0.0f : expf(d);
+        }
+        uint4 out;
+        out.x = dgc_pack_f16(p[0], p[1]), out.y = dgc_pack_f16(p[2], p[3]), out.z = dgc_pack_f16(p[4], p[5]), out.w = dgc_pack_f16(p[6], p[7]);
+        *(uint4 *)(a.p + row * a.p_ld + v) = out;
     }
-    uint4 out;
-    out.x = dgc_pack_f16(p[0], p[1]), out.y = dgc_pack_f16(p[2], p[3]), out.z = dgc_pack_f16(p[4], p[5]), out.w = dgc_pack_f16(p[6], p[7]);
-    *(uint4 *)(a.p + row * a.p_ld + v) = out;
 }
 
 /* First id of a range, at a multiple of the step. */

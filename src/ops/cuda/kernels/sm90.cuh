@@ -1,94 +1,81 @@
-/* Hopper building blocks in inline PTX: mbarriers, bulk and tensor copies, wgmma, swizzled shared memory. Needs no toolkit header. */
+/* Hopper building blocks in inline PTX: mbarriers, bulk and tensor copies, wgmma, swizzled shared memory. */
 #ifndef DG_OPS_CUDA_SM90_CUH
 #define DG_OPS_CUDA_SM90_CUH
 
-#define DG_FN static __device__ __forceinline__
+#include "ops/cuda/kernels/device.cuh"
 
-#define DG_INF __int_as_float(0x7f800000)
-
-typedef unsigned short dg_bf16;
-typedef unsigned long long dg_u64;
+/* A kernel with a block a multiprocessor, whose warps share out the registers themselves. */
+#define DGC_KERNEL_ONE(name, kind, threads) \
+    extern "C" __global__ void __launch_bounds__(threads, 1) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
 
 /* All kernels' dynamic shared memory. */
-extern __shared__ __align__(1024) unsigned char dg_dyn[];
+extern __shared__ __align__(1024) unsigned char dg_dyn[]; /* the wgmma operands want its address to be a multiple of 1024 */
 
-DG_FN unsigned dg_smem(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-
-DG_FN unsigned dg_pack_bf16(float lo, float hi) {
-    unsigned r;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
-    return r;
-}
-DG_FN dg_bf16 dg_to_bf16(float f) {
-    dg_bf16 h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(f));
-    return h;
-}
-DG_FN float dg_from_bf16(unsigned h) { return __uint_as_float(h << 16); }
+DGC_FN unsigned dg_smem(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 /* x * sigmoid(2u), u = sqrt(2/pi) (x + 0.044715 x^3): gelu with tanh, written so that no cancellation and no overflow can occur. */
-DG_FN float dg_gelu(float x) {
+DGC_FN float dg_gelu(float x) {
     float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
     return __fdividef(x, 1.0f + __expf(fminf(-2.0f * u, 80.0f)));
 }
 
 /* ---- mbarriers: addresses are shared-space u32 ---- */
-DG_FN void dg_bar_init(unsigned bar, unsigned count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
-DG_FN void dg_bar_init_fence(void) {
+DGC_FN void dg_bar_init(unsigned bar, unsigned count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
+DGC_FN void dg_bar_init_fence(void) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-DG_FN void dg_bar_expect(unsigned bar, unsigned bytes) {
+DGC_FN void dg_bar_expect(unsigned bar, unsigned bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-DG_FN void dg_bar_arrive(unsigned bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
-DG_FN void dg_bar_wait(unsigned bar, unsigned parity) {
+DGC_FN void dg_bar_arrive(unsigned bar) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(bar) : "memory"); }
+DGC_FN void dg_bar_wait(unsigned bar, unsigned parity) {
     asm volatile("{\n.reg .pred p;\nW_%=:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1, 0x989680;\n@p bra D_%=;\nbra "
                  "W_%=;\nD_%=:\n}" ::"r"(bar),
                  "r"(parity)
                  : "memory");
 }
-DG_FN int dg_lds(unsigned addr) {
+DGC_FN int dg_lds(unsigned addr) {
     int v;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
     return v;
 }
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
-DG_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+DGC_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 /* ---- programmatic dependent launch; both do nothing in a launch without it ---- */
 /* Waits for the kernels before this one to be complete and their writes visible. */
-DG_FN void dg_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DGC_FN void dg_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 /* Lets the next kernel's blocks start where there is room. */
-DG_FN void dg_grid_launch(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+DGC_FN void dg_grid_launch(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 /* ---- copies ---- */
-DG_FN void dg_cp_async16(unsigned dst, const void *src) {
+DGC_FN void dg_cp_async16(unsigned dst, const void *src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
-DG_FN void dg_cp_async4(unsigned dst, const void *src) {
+DGC_FN void dg_cp_async4(unsigned dst, const void *src) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
 /* One arrival of this thread once all its earlier cp.async have landed; counted in the barrier's count. */
-DG_FN void dg_cp_async_arrive(unsigned bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory"); }
+DGC_FN void dg_cp_async_arrive(unsigned bar) { asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory"); }
 /* bytes and both addresses: multiples of 16. */
-DG_FN void dg_bulk_load(unsigned dst, const void *src, unsigned bytes, unsigned bar, dg_u64 policy) {
+DGC_FN void dg_bulk_load(unsigned dst, const void *src, unsigned bytes, unsigned bar, uint64_t policy) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(dst),
                  "l"(src), "r"(bytes), "r"(bar), "l"(policy)
                  : "memory");
 }
-DG_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned bar, dg_u64 policy) {
+DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned bar, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
 }
-DG_FN dg_u64 dg_policy_first(void) {
-    dg_u64 p;
+DGC_FN uint64_t dg_policy_first(void) {
+    uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
-DG_FN dg_u64 dg_policy_last(void) {
-    dg_u64 p;
+DGC_FN uint64_t dg_policy_last(void) {
+    uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(p));
     return p;
 }
@@ -96,34 +83,34 @@ DG_FN dg_u64 dg_policy_last(void) {
 /* ---- wgmma ---- */
 /* Low word of the descriptor of a K-major operand: rows of 128 bytes (64 bf16), 128-byte swizzle, 8-row groups 1024 bytes apart; addr
  * 1024-aligned. One k16 step onwards is + 2. The high word (group stride 64, swizzle mode 1) is the constant in the wrappers. */
-DG_FN unsigned dg_desc_sw128(unsigned addr) { return (addr & 0x3ffff) >> 4 | 1u << 16; }
+DGC_FN unsigned dg_desc_sw128(unsigned addr) { return (addr & 0x3ffff) >> 4 | 1u << 16; }
 /* Byte offset of 16-byte chunk c of row r in such an operand. */
-DG_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+DGC_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
-DG_FN void dg_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-DG_FN void dg_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template <int N> DG_FN void dg_wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
-template <int R> DG_FN void dg_regs_more(void) { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
-template <int R> DG_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
+DGC_FN void dg_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DGC_FN void dg_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> DGC_FN void dg_wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+template <int R> DGC_FN void dg_regs_more(void) { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
+template <int R> DGC_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
 
 /* d += a . b for 64 rows and N columns, k16. The wrappers below differ in N alone (the number of accumulators picks one). */
 #define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
-DG_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned b) {
+DGC_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%12, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
         "{%8, %9, %10, %11}, b, 1, 1, 1, 0;\n}"
         : DG_ACC8(0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned b) {
+DGC_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%16, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
         "{%12, %13, %14, %15}, b, 1, 1, 1, 0;\n}"
         : DG_ACC8(0), DG_ACC4(8)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned b) {
+DGC_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -131,7 +118,7 @@ DG_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned b) {
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned b) {
+DGC_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
@@ -142,7 +129,23 @@ DG_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned b) {
           DG_ACC8(48), DG_ACC8(56)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
-DG_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
+DGC_FN void dg_wgmma_rs_f16(float (&d)[128], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%132, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "{%128, %129, %130, %131}, b, 1, 1, 1, 0;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
+          DG_ACC8(48), DG_ACC8(56), DG_ACC8(64), DG_ACC8(72), DG_ACC8(80), DG_ACC8(88),
+          DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
+DGC_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
     asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
@@ -154,7 +157,7 @@ DG_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
           DG_ACC8(48), DG_ACC8(56)
         : "r"(a), "r"(b));
 }
-DG_FN void dg_wgmma_ss(float (&d)[128], unsigned a, unsigned b) {
+DGC_FN void dg_wgmma_ss(float (&d)[128], unsigned a, unsigned b) {
     asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%128, 0x40000040};\nmov.b64 b, {%129, 0x40000040};\n"
         "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "

@@ -5,12 +5,12 @@
  * in shared memory, 8 to nmax of them. At 16 tokens an expert the weight bytes are the bound (docs/gpu-notes-hopper.md).
  *
  * Once, after a stack's upload:
- *   dg_sm90_moe_repack the stack's bytes in the order, and with the scales, that the kernels below read
+ *   moe_repack  the stack's bytes in the order, and with the scales, that the kernels below read
  * Order of launches for one layer:
- *   dg_sm90_moe_plan   counting sort of the (row, rank) pairs by expert, list of (expert, <= nmax tokens) entries, permuted activations
- *   dg_sm90_moe_up_*   h[slot] = bf16(gelu_tanh(gate x) * (up x))
- *   dg_sm90_moe_down_* d[pair] = down h, f32
- *   dg_sm90_moe_sum    y[row] = sum over ranks, strongest first, of weight * d[pair]
+ *   moe_plan    counting sort of the (row, rank) pairs by expert, list of (expert, <= nmax tokens) entries, permuted activations
+ *   moe_up_*    h[slot] = bf16(gelu_tanh(gate x) * (up x))
+ *   moe_down_*  d[pair] = down h[slot], f32
+ *   moe_sum     y[row] = sum over ranks, strongest first, of weight * d[pair]
  * A slot is a pair's place in expert order. Every sum runs along K in k16 steps in one accumulator: a pair's result does not depend on
  * the pairs around it, on nmax, nor on which block computes it.
  * Each of the four may be launched with programmatic stream serialization, but the kernel after sum only if it waits itself. down reads the
@@ -19,25 +19,22 @@
  *
  * Permuted activations: a lane of the A fragment takes a whole 32-bit word of nibbles, so within each 64 values of K position p holds
  * element dg_perm(p). Scale and minimum serve 32 consecutive elements, which a lane's two words of one row never leave. */
-#include "sm90.cuh"
+#include "ops/cuda/kernels/sm90.cuh"
 
 #define Q4_GROUP 2560 /* bytes of 64 rows by 64 K */
 #define Q4_WARP 640
 /* The repacked scales and minima are those of the weights * 2^-32, for the exponents' sake (dg_q4_word); results are scaled back. */
 #define Q4_BACK 0x1p32f
 
-struct dg_moe_entry {
-    int expert, slot, n, pad;
-};
 
 /* Word of a 64-group (8 nibbles each) that lane quarter t reads as its i-th. */
-DG_FN int dg_perm_word(int t, int i) { return t >= 2 ? 2 * t + i : i ? 3 - t : t; }
+DGC_FN int dg_perm_word(int t, int i) { return t >= 2 ? 2 * t + i : i ? 3 - t : t; }
 /* Element at position p of a permuted 64-group, and back. p = 16 step + 8 half + 2 t + b. */
-DG_FN int dg_perm(int p) {
+DGC_FN int dg_perm(int p) {
     int s = p >> 4, h = p >> 3 & 1, t = p >> 1 & 3, b = p & 1;
     return 8 * dg_perm_word(t, s >> 1) + 2 * (s & 1) + h + 4 * b;
 }
-DG_FN int dg_perm_inv(int e) {
+DGC_FN int dg_perm_inv(int e) {
     int w = e >> 3, n = e & 7, i = w >= 4 ? w & 1 : w >> 1, t = w >= 4 ? w >> 1 : w == 3 ? 0 : w == 2 ? 1 : w;
     return 16 * (2 * i + (n >> 1 & 1)) + 8 * (n & 1) + 2 * t + (n >> 2);
 }
@@ -45,20 +42,20 @@ DG_FN int dg_perm_inv(int e) {
 /* ---- the weights as the kernels read them ---- */
 /* Where tile b of an expert is in the stack, in 16-byte units, and how far behind the second half of its bytes is: the expert has `rows`
  * rows of row_bytes; glu: the tile is rows b * 32 of gate and of up. */
-DG_FN unsigned dg_q4_tile(int expert, int rows, int b, int row_bytes, bool glu) {
+DGC_FN unsigned dg_q4_tile(int expert, int rows, int b, int row_bytes, bool glu) {
     return ((unsigned)expert * rows + (glu ? 32 : 64) * b) * ((unsigned)row_bytes / 4) / 4;
 }
-DG_FN unsigned dg_q4_second(int rows, int row_bytes, bool glu) { return (glu ? rows / 2 : 32) * (row_bytes / 4) / 4; }
+DGC_FN unsigned dg_q4_second(int rows, int row_bytes, bool glu) { return (glu ? rows / 2 : 32) * (row_bytes / 4) / 4; }
 
 /* Reorders a stack (q4_block [experts][rows][K], 16-byte aligned) in place, tile by tile of 64 rows; glu: rows are gate and up, and a tile
  * is 32 of each. Within a tile, group after group of 64 K: for each of four warps 512 bytes of words, 16 a lane (two words of row
  * lane / 4, two of row lane / 4 + 8), then 128 bytes of scale|min, 8 for each two lanes (of both rows). A warp has 16 rows; of a glu tile
  * 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^30.
  * 64 | rows, 64 | K. Grid: experts * rows / 64 blocks of 512 threads, 64 * (K / 32 * 20) bytes of dynamic shared memory. */
-extern "C" __global__ void __launch_bounds__(512) dg_sm90_moe_repack(unsigned char *w, int rows, int K, int glu) {
-    int row_bytes = K / 32 * 20, tiles = rows / 64, half = 32 * row_bytes;
-    uint4 *s = (uint4 *)dg_dyn, *t0 = (uint4 *)w + dg_q4_tile(blockIdx.x / tiles, rows, blockIdx.x % tiles, row_bytes, glu);
-    uint4 *t1 = t0 + dg_q4_second(rows, row_bytes, glu);
+DGC_KERNEL(moe_repack, moe_repack, 512) {
+    int row_bytes = a.k / 32 * 20, tiles = a.rows / 64, half = 32 * row_bytes, glu = a.glu;
+    uint4 *s = (uint4 *)dg_dyn, *t0 = (uint4 *)a.w + dg_q4_tile(blockIdx.x / tiles, a.rows, blockIdx.x % tiles, row_bytes, glu);
+    uint4 *t1 = t0 + dg_q4_second(a.rows, row_bytes, glu);
     for (int i = threadIdx.x; i < half / 16; i += blockDim.x) {
         s[i] = t0[i];
         s[half / 16 + i] = t1[i];
@@ -74,13 +71,13 @@ extern "C" __global__ void __launch_bounds__(512) dg_sm90_moe_repack(unsigned ch
             int byte = r < 32 ? 4 * (word + 1 + (word >> 2)) : 20 * (q >> 1);
             o[j] = *(const unsigned *)(dg_dyn + row * row_bytes + group * 40 + byte);
             if (r >= 32)
-                o[j] = dg_pack_bf16(__uint_as_float(o[j] << 16) * 0x1p97f, __uint_as_float(o[j] & 0xffff0000u) * 0x1p-32f);
+                o[j] = dgc_pack_bf16(__uint_as_float(o[j] << 16) * 0x1p97f, __uint_as_float(o[j] & 0xffff0000u) * 0x1p-32f);
         }
         *(i < half / 16 ? t0 + i : t1 + (i - half / 16)) = make_uint4(o[0], o[1], o[2], o[3]);
     }
 }
 /* Bytes [o, o + bytes) of the tile at t. */
-DG_FN void dg_q4_tile_load(unsigned dst, const uint4 *t, unsigned second, int half, int o, int bytes, unsigned bar, dg_u64 policy) {
+DGC_FN void dg_q4_tile_load(unsigned dst, const uint4 *t, unsigned second, int half, int o, int bytes, unsigned bar, uint64_t policy) {
     int n0 = max(min(half - o, bytes), 0);
     if (n0 > 0)
         dg_bulk_load(dst, (const char *)t + o, n0, bar, policy);
@@ -96,18 +93,18 @@ struct dg_q4_raw {
 struct dg_q4_lane {
     int w, s;
 };
-DG_FN struct dg_q4_lane dg_q4_lane_init(void) {
+DGC_FN struct dg_q4_lane dg_q4_lane_init(void) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
     struct dg_q4_lane l = {warp * Q4_WARP + lane * 16, warp * Q4_WARP + 512 + (lane >> 1) * 8};
     return l;
 }
-DG_FN void dg_q4_load(const unsigned char *group, struct dg_q4_lane l, struct dg_q4_raw &v) {
+DGC_FN void dg_q4_load(const unsigned char *group, struct dg_q4_lane l, struct dg_q4_raw &v) {
     v.w = *(const uint4 *)(group + l.w);
     v.sm = *(const uint2 *)(group + l.s);
 }
 /* Eight nibbles of w: q * scale + min, rounded once; even pairs of elements (0 4, 1 5) to p0[0], p0[2], odd (2 6, 3 7) to p1.
  * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32. */
-DG_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsigned *p1) {
+DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsigned *p1) {
     unsigned v[4] = {w << 4 & 0x00f000f0u, w & 0x00f000f0u, w >> 4 & 0x00f000f0u, w >> 8 & 0x00f000f0u};
 #pragma unroll
     for (int i = 0; i < 4; i++)
@@ -118,7 +115,7 @@ DG_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsign
     p1[2] = v[3];
 }
 /* A fragments (4 k16 steps) of one group for a warp's 16 rows. */
-DG_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
+DGC_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
     unsigned s0 = __byte_perm(v.sm.x, 0, 0x1010), m0 = __byte_perm(v.sm.x, 0, 0x3232);
     dg_q4_word(v.w.x, s0, m0, &a[0][0], &a[1][0]);
     dg_q4_word(v.w.y, s0, m0, &a[2][0], &a[3][0]);
@@ -127,14 +124,14 @@ DG_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
     dg_q4_word(v.w.w, s1, m1, &a[2][1], &a[3][1]);
 }
 /* One arrival of this warp at bar, after all its lanes' reads. */
-DG_FN void dg_warp_arrive(unsigned bar) {
+DGC_FN void dg_warp_arrive(unsigned bar) {
     __syncwarp();
     if ((threadIdx.x & 31) == 0)
         dg_bar_arrive(bar);
     __syncwarp();
 }
 /* acc += the group; b: descriptor of the tokens' 64 columns. */
-template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
+template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
     dg_wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; s++)
@@ -145,7 +142,7 @@ template <int R> DG_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][
  * bytes from one group's to the next's. release: arrived at once the weights have been read. On entry and on return the last group's
  * products may still be on their way, reading a[1] (G odd: none are on return). */
 template <int G, int STEP, int R>
-DG_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_q4_lane l, unsigned b,
+DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_q4_lane l, unsigned b,
                       unsigned release) {
     struct dg_q4_raw v;
     dg_q4_load(slot, l, v);
@@ -164,7 +161,7 @@ DG_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned ch
 }
 
 /* Lanes with the same e, 9 bits. (__match_any_sync costs by the number of distinct values.) */
-DG_FN unsigned dg_match(int e) {
+DGC_FN unsigned dg_match(int e) {
     unsigned same = ~0u;
 #pragma unroll
     for (int b = 0; b < 9; b++) {
@@ -174,30 +171,24 @@ DG_FN unsigned dg_match(int e) {
     return same;
 }
 
-/* Sorts the pairs and permutes the activations.
- * Grid: 1 + ceil(rows * K / 8 / 1024) blocks of 1024 threads; block 0 sorts. experts <= 256.
- * expert: [pairs] (pairs = rows * topk); slot_pair out: [pairs], pair in each slot; entries out: [experts + pairs / nmax] at most,
- * *n_entries out. x: bf16 [rows][ldx], K of them used, 64 | K; xp out: bf16 [rows][K]. */
-extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *expert, int pairs, int experts, int nmax, int *slot_pair,
-                                                                   struct dg_moe_entry *entries, int *n_entries, const dg_bf16 *x,
-                                                                   long long ldx, int rows, int K, dg_bf16 *xp) {
+/* Sorts the pairs and permutes the activations: block 0 sorts, the others permute. */
+DGC_KERNEL(moe_plan, moe_plan, 1024) {
     __shared__ int count[32][256], base[256], wsum[2][8];
-    int tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
-    dg_grid_wait();
-    dg_grid_launch();
+    const int *expert = a.expert;
+    int pairs = a.pairs, nmax = a.nmax, tid = threadIdx.x, warp = tid >> 5, lane = tid & 31;
     if (blockIdx.x > 0) { /* a thread makes one 16-byte chunk: eight threads read and write one group's 128 bytes */
-        int groups = K / 64;
-        long long i = (long long)(blockIdx.x - 1) * 1024 + tid, group = i >> 3;
-        if (group >= (long long)rows * groups)
+        int groups = a.k / 64;
+        int64_t i = (int64_t)(blockIdx.x - 1) * 1024 + tid, group = i >> 3;
+        if (group >= (int64_t)a.rows * groups)
             return;
-        const unsigned *v = (const unsigned *)(x + group / groups * ldx + group % groups * 64);
+        const uint16_t *v = (const uint16_t *)a.x.p + group / groups * a.x.ld + group % groups * 64;
         unsigned o[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) { /* elements e and e + 4: the same half of two words */
+        for (int j = 0; j < 4; j++) {
             int e = dg_perm(8 * (int)(i & 7) + 2 * j);
-            o[j] = __byte_perm(v[e >> 1], v[(e >> 1) + 2], e & 1 ? 0x7632 : 0x5410);
+            o[j] = v[e] | (unsigned)v[e + 4] << 16;
         }
-        ((uint4 *)xp)[i] = make_uint4(o[0], o[1], o[2], o[3]);
+        ((uint4 *)a.xp)[i] = make_uint4(o[0], o[1], o[2], o[3]);
         return;
     }
     for (int i = lane; i < 256; i += 32)
@@ -213,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *e
     }
     __syncthreads();
     /* Exclusive sums: over warps for each expert, then over experts, of pairs and of entries. */
-    int total = 0, a = 0, b = 0, n_ent = 0;
+    int total = 0, sum = 0, b = 0, n_ent = 0;
     if (tid < 256) {
 #pragma unroll
         for (int w = 0; w < 32; w++) {
@@ -222,31 +213,31 @@ extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *e
             total += c;
         }
         n_ent = (total + nmax - 1) / nmax;
-        a = total;
+        sum = total;
         b = n_ent;
         for (int d = 1; d < 32; d *= 2) {
-            int ua = __shfl_up_sync(~0u, a, d), ub = __shfl_up_sync(~0u, b, d);
+            int ua = __shfl_up_sync(~0u, sum, d), ub = __shfl_up_sync(~0u, b, d);
             if (lane >= d) {
-                a += ua;
+                sum += ua;
                 b += ub;
             }
         }
         if (lane == 31) {
-            wsum[0][warp] = a;
+            wsum[0][warp] = sum;
             wsum[1][warp] = b;
         }
     }
     __syncthreads();
     if (tid < 256) {
         for (int w = 0; w < warp; w++) {
-            a += wsum[0][w];
+            sum += wsum[0][w];
             b += wsum[1][w];
         }
-        base[tid] = a - total;
+        base[tid] = sum - total;
         if (tid == 255)
-            *n_entries = b;
+            *a.n_entries = b;
         for (int i = 0; i < n_ent; i++)
-            entries[b - n_ent + i] = (struct dg_moe_entry){tid, a - total + i * nmax, min(nmax, total - i * nmax), 0};
+            a.entries[b - n_ent + i] = (struct dgc_moe_entry){tid, sum - total + i * nmax, min(nmax, total - i * nmax), 0};
     }
     __syncthreads();
     for (int p0 = begin; p0 < end; p0 += 32) {
@@ -255,13 +246,22 @@ extern "C" __global__ void __launch_bounds__(1024) dg_sm90_moe_plan(const int *e
         int at = e < 256 ? count[warp][e] : 0;
         __syncwarp();
         if (e < 256) {
-            slot_pair[base[e] + at + __popc(before)] = p0 + lane;
+            a.slot_pair[base[e] + at + __popc(before)] = p0 + lane;
             if (before == 0)
                 count[warp][e] = at + __popc(same);
         }
         __syncwarp();
     }
 }
+
+struct st_arg {
+    const uint8_t *w;
+    const uint16_t *x;
+    int k, rows, topk;
+    const struct dgc_moe_entry *entries;
+    const int *n_entries, *slot_pair;
+    void *out;
+};
 
 /* ---- gate and up, many tokens an expert ---- */
 /* The warpgroups walk in step through K in chunks of 256, a block of weights each, the tokens loaded with the weights. */
@@ -272,8 +272,8 @@ struct up_tile {
     int expert, slot, n, block, n_blocks;
 };
 /* The tile that starts at unit u of [u, end): up to wgs blocks of 32 features of one entry. */
-DG_FN struct up_tile up_tile_at(const struct dg_moe_entry *entries, int u, int end, int blocks, int wgs) {
-    struct dg_moe_entry e = entries[u / blocks];
+DGC_FN struct up_tile up_tile_at(const struct dgc_moe_entry *entries, int u, int end, int blocks, int wgs) {
+    struct dgc_moe_entry e = entries[u / blocks];
     struct up_tile t = {e.expert, e.slot, e.n, u % blocks, 0};
     t.n_blocks = min(min(wgs, blocks - t.block), end - u);
     return t;
@@ -286,8 +286,8 @@ template <int WG, int NMAX, int STAGES> struct up_smem {
 };
 
 template <int WG, int NMAX, int STAGES>
-DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int chunks, int &stage, unsigned &phase, const struct up_tile &t,
-                      dg_bf16 *h, int moe) {
+DGC_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int chunks, int &stage, unsigned &phase, const struct up_tile &t,
+                      uint16_t *h, int moe) {
     using S = up_smem<WG, NMAX, STAGES>;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     struct dg_q4_lane l = dg_q4_lane_init();
@@ -309,20 +309,23 @@ DG_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int ch
         }
     }
     int f = (t.block + wg) * 32 + warp * 8 + g;
-    dg_bf16 *dst = h + (long long)t.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
+    uint16_t *dst = h + (long long)t.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
 #pragma unroll
     for (int i = 0; i < NMAX / 8; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int n = 8 * i + 2 * q + j;
             if (n < t.n)
-                dst[(long long)n * moe] = dg_to_bf16(dg_gelu(acc[4 * i + j] * Q4_BACK) * (acc[4 * i + 2 + j] * Q4_BACK));
+                dst[(long long)n * moe] = dgc_f32_bf16(dg_gelu(acc[4 * i + j] * Q4_BACK) * (acc[4 * i + 2 + j] * Q4_BACK));
         }
 }
 
 template <int WG, int NMAX, int STAGES>
-DG_FN void up_body(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries, const int *n_entries,
-                   const int *slot_pair, dg_bf16 *h) {
+DGC_FN void up_body(const struct st_arg &a) {
+    const struct dgc_moe_entry *entries = a.entries;
+    const int *slot_pair = a.slot_pair;
+    const uint16_t *xp = a.x;
+    int K = a.k, moe = a.rows / 2, topk = a.topk;
     using S = up_smem<WG, NMAX, STAGES>;
     unsigned char *smem = dg_dyn;
     unsigned full = dg_smem(smem + STAGES * S::stage), empty = full + STAGES * 8;
@@ -339,16 +342,16 @@ DG_FN void up_body(const unsigned char *w, const dg_bf16 *xp, int K, int moe, in
     dg_grid_launch();
     int blocks = moe / 32, chunks = K / UP_KC, stage = 0, row_bytes = K / 32 * 20, half = 32 * row_bytes;
     unsigned second = dg_q4_second(2 * moe, row_bytes, true);
-    long long units = (long long)*n_entries * blocks;
+    long long units = (long long)*a.n_entries * blocks;
     int u = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
     unsigned phase = 0;
     if (wg == WG) {
         dg_regs_less<WG == 4 ? 64 : 56>();
-        dg_u64 policy = dg_policy_first();
+        uint64_t policy = dg_policy_first();
         while (u < end) {
             struct up_tile t = up_tile_at(entries, u, end, blocks, WG);
             u += t.n_blocks;
-            const uint4 *tile = (const uint4 *)w + dg_q4_tile(t.expert, 2 * moe, t.block, row_bytes, true);
+            const uint4 *tile = (const uint4 *)a.w + dg_q4_tile(t.expert, 2 * moe, t.block, row_bytes, true);
             /* lane i holds the source row of token 4 i + warp */
             int src = lane * 4 + warp < t.n ? slot_pair[t.slot + lane * 4 + warp] / topk : 0;
             for (int c = 0; c < chunks; c++) {
@@ -363,7 +366,7 @@ DG_FN void up_body(const unsigned char *w, const dg_bf16 *xp, int K, int moe, in
                 __syncwarp();
                 unsigned b = at + S::a_bytes + (lane >> 3) * (NMAX * 128);
                 for (int i = 0, n = warp; n < t.n; i++, n += 4) {
-                    long long r = __shfl_sync(~0u, src, i);
+                    int64_t r = __shfl_sync(~0u, src, i);
                     dg_cp_async16(b + dg_sw128(n, lane & 7), xp + r * K + c * UP_KC + lane * 8);
                 }
                 dg_cp_async_arrive(bar);
@@ -390,7 +393,7 @@ DG_FN void up_body(const unsigned char *w, const dg_bf16 *xp, int K, int moe, in
                 }
                 continue;
             }
-            up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, h, moe);
+            up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, (uint16_t *)a.out, moe);
         }
     }
     __syncthreads(); /* no warp leaves with copies on the way */
@@ -407,24 +410,16 @@ template <int NMAX_, int NARROW_, int G_, int SLOTS_, int BUFS_, bool GLU_> stru
     static constexpr int NARROW = NARROW_; /* entries of as many tokens at most have code of their own */
     static constexpr bool GLU = GLU_;
 };
-struct st_arg {
-    const unsigned char *w;
-    const dg_bf16 *x;
-    int K, rows, topk; /* rows: of an expert; topk: 0 when x is by slot */
-    const struct dg_moe_entry *entries;
-    const int *n_entries, *slot_pair;
-    void *out;
-};
 struct st_bars {
     unsigned a_full, a_empty, b_full, b_empty; /* a: WG rings of SLOTS; b: BUFS buffers of chunks */
     unsigned pair;                             /* down: BUFS lists of NMAX, which come with the last chunk */
 };
 
 /* One thread: fills the rings of warpgroups first, first + PW, ... */
-template <class C> DG_FN void st_weights(const struct st_arg &a, int begin, int end, int first, unsigned ring, struct st_bars bar) {
+template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int end, int first, unsigned ring, struct st_bars bar) {
     constexpr int Q = C::WG / C::PW;
-    dg_u64 policy = dg_policy_first();
-    int slot = 0, groups = a.K / 64, row_bytes = a.K / 32 * 20, half = 32 * row_bytes, tiles = a.rows / 64;
+    uint64_t policy = dg_policy_first();
+    int slot = 0, groups = a.k / 64, row_bytes = a.k / 32 * 20, half = 32 * row_bytes, tiles = a.rows / 64;
     unsigned phase = 0, second = dg_q4_second(a.rows, row_bytes, C::GLU);
     for (int u = begin + first; u < end; u += C::WG) {
         const uint4 *tile[Q];
@@ -453,20 +448,20 @@ template <class C> DG_FN void st_weights(const struct st_arg &a, int begin, int 
 }
 
 /* TW warps: row n of an entry belongs to warp n % TW. */
-template <class C> DG_FN void st_tokens(const struct st_arg &a, int begin, int end, unsigned b, struct st_bars bar, int warp) {
-    int lane = threadIdx.x & 31, tiles = a.rows / 64, groups = a.K / 64, chunks = (groups + 3) / 4, buf = 0;
+template <class C> DGC_FN void st_tokens(const struct st_arg &a, int begin, int end, unsigned b, struct st_bars bar, int warp) {
+    int lane = threadIdx.x & 31, tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
     unsigned phase = 0;
     for (int u = begin; u < end; u = (u / tiles + 1) * tiles) {
-        struct dg_moe_entry e = a.entries[u / tiles];
+        struct dgc_moe_entry e = a.entries[u / tiles];
         int n = lane * C::TW + warp, src = n < e.n ? C::GLU ? a.slot_pair[e.slot + n] / a.topk : e.slot + n : 0;
         for (int c = 0; c < chunks; c++) {
             dg_bar_wait(bar.b_empty + (buf * chunks + c) * 8, phase ^ 1);
             int group = c * 4 + (lane >> 3);
             unsigned at = b + (buf * groups + group) * C::TOKENS;
             for (int i = 0, m = warp; m < e.n; i++, m += C::TW) {
-                long long r = __shfl_sync(~0u, src, i);
+                int64_t r = __shfl_sync(~0u, src, i);
                 if (group < groups)
-                    dg_cp_async16(at + dg_sw128(m, lane & 7), a.x + r * a.K + c * 256 + lane * 8);
+                    dg_cp_async16(at + dg_sw128(m, lane & 7), a.x + r * a.k + c * 256 + lane * 8);
             }
             if (!C::GLU && c + 1 == chunks && n < e.n)
                 dg_cp_async4(bar.pair + (buf * C::NMAX + n) * 4, a.slot_pair + e.slot + n);
@@ -481,10 +476,10 @@ template <class C> DG_FN void st_tokens(const struct st_arg &a, int begin, int e
 
 /* NT: tokens of the tile, e.n at least. */
 template <class C, int NT>
-DG_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const struct dg_moe_entry &e, int tile, unsigned pair) {
+DGC_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const struct dgc_moe_entry &e, int tile, unsigned pair) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, row = lane >> 2, q = lane & 3;
     int f = tile * 32 + warp * 8 + row, moe = a.rows / 2;
-    dg_bf16 *h = (dg_bf16 *)a.out + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
+    uint16_t *h = (uint16_t *)a.out + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
     float *d = (float *)a.out + tile * 64 + warp * 16 + row;
 #pragma unroll
     for (int i = 0; i < NT / 8; i++)
@@ -493,7 +488,7 @@ DG_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const st
             int n = 8 * i + 2 * q + j;
             float v0 = acc[4 * i + j] * Q4_BACK, v1 = acc[4 * i + 2 + j] * Q4_BACK;
             if (n < e.n && C::GLU) {
-                h[(long long)n * moe] = dg_to_bf16(dg_gelu(v0) * v1);
+                h[(long long)n * moe] = dgc_f32_bf16(dg_gelu(v0) * v1);
             } else if (n < e.n) {
                 float *o = d + (long long)dg_lds(pair + n * 4) * a.rows;
                 o[0] = v0;
@@ -509,9 +504,9 @@ struct st_at {
     int slot;
 };
 template <class C, int NT>
-DG_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane l, bool last, const struct dg_moe_entry &e, int tile,
+DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane l, bool last, const struct dgc_moe_entry &e, int tile,
                    unsigned pair) {
-    int groups = a.K / 64;
+    int groups = a.k / 64;
     float acc[NT / 2];
     unsigned w[2][4][4];
 #pragma unroll
@@ -550,13 +545,13 @@ DG_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane l
 }
 
 template <class C>
-DG_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned char *ring, unsigned b, struct st_bars bar) {
-    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tiles = a.rows / 64, groups = a.K / 64, chunks = (groups + 3) / 4, buf = 0;
+DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned char *ring, unsigned b, struct st_bars bar) {
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
     struct dg_q4_lane l = dg_q4_lane_init();
     struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, bar.a_empty + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
     int u = begin + wg; /* this warpgroup's next unit */
     for (int first = begin; first < end;) {
-        struct dg_moe_entry e = a.entries[first / tiles];
+        struct dgc_moe_entry e = a.entries[first / tiles];
         int stop = min(end, (first / tiles + 1) * tiles);
         first = stop;
         at.b = b + buf * groups * C::TOKENS;
@@ -582,9 +577,9 @@ DG_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned
     }
 }
 
-template <class C> DG_FN void st_body(const struct st_arg &a) {
+template <class C> DGC_FN void st_body(const struct st_arg &a) {
     unsigned char *smem = dg_dyn;
-    int groups = a.K / 64, chunks = (groups + 3) / 4, tiles = a.rows / 64;
+    int groups = a.k / 64, chunks = (groups + 3) / 4, tiles = a.rows / 64;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = __shfl_sync(~0u, threadIdx.x >> 5, 0) - 4 * C::WG;
     unsigned char *ring = smem + C::BUFS * groups * C::TOKENS;
     struct st_bars bar;
@@ -630,74 +625,49 @@ template <class C> DG_FN void st_body(const struct st_arg &a) {
     __syncthreads(); /* no warp leaves with copies on the way */
 }
 
-/* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups.
- * w: the repacked stack (q4_block [experts][2 moe][K], gate rows first). xp: permuted bf16 [rows][K]; entries, n_entries, slot_pair: of
- * dg_sm90_moe_plan with nmax = 24, 64, 128. 64 | moe; n24: 64 | K, n64 and n128: 256 | K.
- * Launch: one block per multiprocessor (any grid is correct); threads and dynamic shared memory in bytes:
- * n24 640 and K / 64 * 3072 + 82048 + 16 * ceil(K / 256) (K 2816: 217392; this bounds K), n64 640 and 221232, n128 384 and 172064. */
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_up_n24(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    st_body<st_cfg<24, 16, 4, 2, 1, true>>({w, xp, K, 2 * moe, topk, entries, n_entries, slot_pair, h});
+/* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups. */
+DGC_KERNEL_ONE(moe_up_n24, moe, 640) {
+    st_body<st_cfg<24, 16, 4, 2, 1, true>>({a.w, a.x, a.k, 2 * a.rows, a.topk, a.entries, a.n_entries, a.slot_pair, a.out});
 }
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_up_n64(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-                       const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<4, 64, 3>(w, xp, K, moe, topk, entries, n_entries, slot_pair, h);
-}
-extern "C" __global__ void __launch_bounds__(384, 1)
-    dg_sm90_moe_up_n128(const unsigned char *w, const dg_bf16 *xp, int K, int moe, int topk, const struct dg_moe_entry *entries,
-                        const int *n_entries, const int *slot_pair, dg_bf16 *h) {
-    up_body<2, 128, 2>(w, xp, K, moe, topk, entries, n_entries, slot_pair, h);
+DGC_KERNEL_ONE(moe_up_n64, moe, 640) {
+    up_body<4, 64, 3>({a.w, a.x, a.k, 2 * a.rows, a.topk, a.entries, a.n_entries, a.slot_pair, a.out});
 }
 
-/* d[pair][hidden] = down h[slot of the pair], f32.
- * w: the repacked stack (q4_block [experts][hidden][moe]); h: of dg_sm90_moe_up_*; 64 | moe, 64 | hidden; entries with nmax = 24, 64.
- * Launch: one block per multiprocessor, 640 threads; dynamic shared memory in bytes, which bounds moe:
- * n24 2 * (moe / 64 * 3072 + 16 * ceil(moe / 256) + 96) + 164096 (moe 704: 231968), n64 moe / 64 * 8192 + 16 * ceil(moe / 256) + 123520
- * (213680). */
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_down_n24(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
-                         const int *n_entries, const int *slot_pair, float *d) {
-    st_body<st_cfg<24, 24, 4, 4, 2, false>>({w, h, moe, hidden, 0, entries, n_entries, slot_pair, d});
+/* d[pair][hidden] = down h[slot of the pair], f32. */
+DGC_KERNEL_ONE(moe_down_n24, moe, 640) {
+    st_body<st_cfg<24, 24, 4, 4, 2, false>>({a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out});
 }
-extern "C" __global__ void __launch_bounds__(640, 1)
-    dg_sm90_moe_down_n64(const unsigned char *w, const dg_bf16 *h, int moe, int hidden, const struct dg_moe_entry *entries,
-                         const int *n_entries, const int *slot_pair, float *d) {
-    st_body<st_cfg<64, 64, 2, 6, 1, false>>({w, h, moe, hidden, 0, entries, n_entries, slot_pair, d});
+DGC_KERNEL_ONE(moe_down_n64, moe, 640) {
+    st_body<st_cfg<64, 64, 2, 6, 1, false>>({a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out});
 }
 
-/* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. 32 | hidden, 4 | ldy; d 128-byte aligned, and undefined
- * afterwards: its lines leave the L2 without being written to memory.
- * Grid: {rows, ceil(hidden / 4 / 352)}, 352 threads. topk <= 8 runs with all loads in flight. */
-extern "C" __global__ void __launch_bounds__(352) dg_sm90_moe_sum(float *d, const float *weight, int topk, int hidden, float *y,
-                                                                  long long ldy) {
-    dg_grid_wait();
-    dg_grid_launch();
-    long long row = blockIdx.x;
-    int c = blockIdx.y * 352 + threadIdx.x;
-    bool on = c < hidden / 4;
+/* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. d's lines leave the L2 without being written to memory. topk <= 8
+ * runs with all loads in flight. */
+DGC_KERNEL(moe_sum, moe_sum, 352) {
+    int64_t row = blockIdx.x;
+    int c = blockIdx.y * 352 + threadIdx.x, topk = a.topk;
+    bool on = c < a.hidden / 4;
     float4 s = {0, 0, 0, 0};
     for (int r0 = 0; r0 < topk; r0 += 8) {
         float4 v[8];
 #pragma unroll
         for (int r = 0; r < 8; r++)
             if (on && r0 + r < topk)
-                v[r] = ((const float4 *)(d + (row * topk + r0 + r) * hidden))[c];
+                v[r] = ((const float4 *)(a.d + (row * topk + r0 + r) * a.hidden))[c];
 #pragma unroll
         for (int r = 0; r < 8; r++)
             if (on && r0 + r < topk) {
-                float w = weight[row * topk + r0 + r];
-                s.x += w * v[r].x;
-                s.y += w * v[r].y;
-                s.z += w * v[r].z;
-                s.w += w * v[r].w;
+                float w = a.weight[row * topk + r0 + r];
+                s.x = fmaf(w, v[r].x, s.x);
+                s.y = fmaf(w, v[r].y, s.y);
+                s.z = fmaf(w, v[r].z, s.z);
+                s.w = fmaf(w, v[r].w, s.w);
             }
     }
     if (on)
-        ((float4 *)(y + row * ldy))[c] = s;
+        ((float4 *)(a.y + row * a.ldy))[c] = s;
     __syncwarp();
     for (int r = threadIdx.x & 7; r < topk; r += 8) /* eight lanes read a line each of every rank; each drops one rank's */
         if (on)
-            asm volatile("discard.global.L2 [%0], 128;" ::"l"((float4 *)(d + (row * topk + r) * hidden) + (c & ~7)) : "memory");
+            asm volatile("discard.global.L2 [%0], 128;" ::"l"((float4 *)(a.d + (row * topk + r) * a.hidden) + (c & ~7)) : "memory");
 }

@@ -7,7 +7,7 @@
  *   BW 64, KSPLIT    each takes all rows and tokens and every other 64 of K; the two sums are added at the end
  * Which of them runs must depend on the matrix alone: KSPLIT rounds differently from the other two, which agree to the bit; tile sizes
  * change nothing. */
-#include "sm90.cuh"
+#include "ops/cuda/kernels/sm90.cuh"
 
 #define GEMM_THREADS 384
 
@@ -22,23 +22,22 @@ struct gemm_head {
 
 /* The product: up to three matrices side by side. */
 struct gemm_args {
-    const unsigned char *maps; /* CUtensorMap of each matrix, 128 bytes apart */
-    const void *map_x;
+    const struct dgc_tmap *maps, *map_x;
     int n0, n1, n2, K, M;
-    dg_bf16 *y;
+    uint16_t *y;
     long long ldy;
     struct gemm_head head;
 };
 
-DG_FN void gemm_stmatrix4(unsigned addr, unsigned a, unsigned b, unsigned c, unsigned d) {
+DGC_FN void gemm_stmatrix4(unsigned addr, unsigned a, unsigned b, unsigned c, unsigned d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
 }
-template <int THREADS> DG_FN void gemm_sync(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory"); }
+template <int THREADS> DGC_FN void gemm_sync(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory"); }
 
 /* Writes a warpgroup's tile of N tokens by 64 (32 with GLU) features; out: y at the tile's first token and feature.
  * buf: N * 144 bytes of shared memory of this warpgroup's own. */
 template <int N, bool GLU>
-DG_FN void gemm_store(const float *acc, unsigned char *buf, int bar, dg_bf16 *out, long long ldy, int tokens, int features) {
+DGC_FN void gemm_store(const float *acc, unsigned char *buf, int bar, uint16_t *out, long long ldy, int tokens, int features) {
     constexpr int pitch = GLU ? 80 : 144, chunks = GLU ? 4 : 8; /* 16-byte chunks of a token's row */
     int tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31, mat = lane >> 3;
     unsigned base = dg_smem(buf);
@@ -49,7 +48,7 @@ DG_FN void gemm_store(const float *acc, unsigned char *buf, int bar, dg_bf16 *ou
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 const float *c = acc + 4 * (i + j);
-                v[j] = dg_pack_bf16(dg_gelu(c[0]) * c[2], dg_gelu(c[1]) * c[3]);
+                v[j] = dgc_pack_bf16(dg_gelu(c[0]) * c[2], dg_gelu(c[1]) * c[3]);
             }
             gemm_stmatrix4(base + (8 * (i + mat) + (lane & 7)) * pitch + warp * 16, v[0], v[1], v[2], v[3]);
         }
@@ -57,28 +56,34 @@ DG_FN void gemm_store(const float *acc, unsigned char *buf, int bar, dg_bf16 *ou
 #pragma unroll
         for (int i = 0; i < N / 8; i += 2) {
             const float *c = acc + 4 * i;
-            gemm_stmatrix4(base + (8 * (i + (mat >> 1)) + (lane & 7)) * pitch + warp * 32 + (mat & 1) * 16, dg_pack_bf16(c[0], c[1]),
-                           dg_pack_bf16(c[2], c[3]), dg_pack_bf16(c[4], c[5]), dg_pack_bf16(c[6], c[7]));
+            gemm_stmatrix4(base + (8 * (i + (mat >> 1)) + (lane & 7)) * pitch + warp * 32 + (mat & 1) * 16, dgc_pack_bf16(c[0], c[1]),
+                           dgc_pack_bf16(c[2], c[3]), dgc_pack_bf16(c[4], c[5]), dgc_pack_bf16(c[6], c[7]));
         }
     }
     gemm_sync<128>(bar);
+    bool wide = !(((uint64_t)out | (uint64_t)ldy * 2) & 15);
     for (int i = tid; i < N * chunks; i += 128) {
         int m = i / chunks, c = i % chunks;
-        if (m < tokens && c * 8 < features)
+        if (m >= tokens || c * 8 >= features)
+            continue;
+        if (wide)
             *(uint4 *)(out + m * ldy + c * 8) = *(const uint4 *)(buf + m * pitch + c * 16);
+        else
+            for (int j = 0; j < 8; j++)
+                out[m * ldy + c * 8 + j] = ((const uint16_t *)(buf + m * pitch + c * 16))[j];
     }
 }
 
-/* x = cap * tanh(z / cap); NaN stays NaN. */
-DG_FN float gemm_softcap(float z, float cap, float two_over_cap) {
+/* cap * tanh(z / cap); what is not finite stays so. */
+DGC_FN float gemm_softcap(float z, float cap, float two_over_cap) {
     float y = cap - __fdividef(2.0f * cap, 1.0f + __expf(fminf(z * two_over_cap, 80.0f)));
-    return z == z ? y : z;
+    return fabsf(z) < DGC_INF ? y : z;
 }
 
 /* Logits of 128 vocabulary rows by 256 tokens, and per token their largest (lowest id), sum of exp((x - max) / T) and that sum weighted
  * with (x - max) / T. tile: shared memory, 256 rows of HEAD_PITCH floats. */
 #define HEAD_PITCH 132
-DG_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct gemm_head &h, int row, int rows, int M) {
+DGC_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct gemm_head &h, int row, int rows, int M) {
     int wg = threadIdx.x >> 7, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
     float *at = tile + wg * 64 + warp * 16 + g, k = 2.0f / h.cap;
 #pragma unroll
@@ -98,7 +103,7 @@ DG_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct ge
         int a[4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            m[j] = -DG_INF;
+            m[j] = -DGC_INF;
             a[j] = 0;
         }
 #pragma unroll 4
@@ -135,14 +140,24 @@ DG_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct ge
         h.partial[(long long)token * gridDim.x + blockIdx.x] = make_float4(max, __int_as_float(row + arg), sum, moment);
     }
     for (int m = threadIdx.x >> 5; m < M; m += 8)
-        if (lane * 4 < rows)
-            *(float4 *)(h.logits + m * h.ldl + row + lane * 4) = *(const float4 *)(tile + m * HEAD_PITCH + lane * 4);
+        if (lane * 4 < rows) {
+            float *to = h.logits + m * h.ldl + row + lane * 4;
+            float4 v = *(const float4 *)(tile + m * HEAD_PITCH + lane * 4);
+            if (!(((uint64_t)h.logits | (uint64_t)h.ldl * 4) & 15)) {
+                *(float4 *)to = v;
+            } else {
+                to[0] = v.x;
+                to[1] = v.y;
+                to[2] = v.z;
+                to[3] = v.w;
+            }
+        }
 }
 
 template <int BW, int BT, int STAGES, bool GLU>
-DG_FN void gemm_produce(const struct gemm_args &p, int which, int row, int token, unsigned smem, unsigned full, unsigned empty, int steps) {
-    dg_u64 first = dg_policy_first(), last = dg_policy_last(), weights = gridDim.y > 1 ? last : first;
-    const unsigned char *map = p.maps + which * 128;
+DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int token, unsigned smem, unsigned full, unsigned empty, int steps) {
+    uint64_t first = dg_policy_first(), last = dg_policy_last(), weights = gridDim.y > 1 ? last : first;
+    const struct dgc_tmap *map = p.maps + which;
     for (int k = 0; k < steps; k++) {
         int s = k % STAGES;
         unsigned at = smem + s * (BW + BT) * 128, bar = full + s * 8;
@@ -151,7 +166,7 @@ DG_FN void gemm_produce(const struct gemm_args &p, int which, int row, int token
         if (GLU) { /* 8 gate rows, 8 up rows, ...: a thread's accumulators then hold both of a feature */
 #pragma unroll
             for (int i = 0; i < BW / 8; i++)
-                dg_tma_load(at + i * 1024, p.maps + (i & 1) * 128, k * 64, row + i / 2 * 8, bar, weights);
+                dg_tma_load(at + i * 1024, p.maps + (i & 1), k * 64, row + i / 2 * 8, bar, weights);
         } else {
             dg_tma_load(at, map, k * 64, row, bar, weights);
         }
@@ -159,7 +174,7 @@ DG_FN void gemm_produce(const struct gemm_args &p, int which, int row, int token
     }
 }
 
-template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DG_FN void gemm_body(const struct gemm_args &p) {
+template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_body(const struct gemm_args &p) {
     constexpr int N = BW == 64 && !KSPLIT ? BT / 2 : BT, stage = (BW + BT) * 128, feats = EPI == GEMM_GLU ? BW / 2 : BW;
     unsigned char *smem = dg_dyn;
     unsigned full = dg_smem(smem + STAGES * stage), empty = full + STAGES * 8;
@@ -172,6 +187,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DG_FN void gemm_body
         dg_bar_init_fence();
     }
     __syncthreads();
+    dgc_chain();
     /* the tile's matrix, its first row there and its first column in y */
     int which = 0, row = blockIdx.x * feats, col = row, token = blockIdx.y * BT, n = p.n0;
     if (EPI == GEMM_PLAIN && row >= n && p.n1 > 0) {
@@ -241,32 +257,22 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DG_FN void gemm_body
     }
 }
 
-/* y[m][..] = x[m] . the rows of up to three matrices, side by side (bf16 [M][ldy]).
- * maps: device memory, one CUtensorMap per matrix, 128 bytes apart: bf16, dims {K, n}, box {64, BW} (with GLU {64, 8}), 128-byte swizzle.
- * map_x: the same for x: dims {K, M}, box {64, BT}. n0, n1, n2: rows of each, multiples of BW when another follows, of 8 otherwise;
- * absent 0. GLU: maps of gate and up, n0 rows each, n1 = n2 = 0, y[m][j] = gelu_tanh(gate) * up. 8 | ldy.
- * Grid {ceil(rows / F), ceil(M / BT)} with F = BW, with GLU BW / 2; 384 threads. Name: BW x BT, k = KSPLIT.
- * Dynamic shared memory: STAGES * (128 * (BW + BT) + 16) bytes; STAGES in the list below. */
-#define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, EPI)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1)                                                                      \
-        name(const unsigned char *maps, const void *map_x, int n0, int n1, int n2, int K, int M, dg_bf16 *y, long long ldy) {           \
-        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({maps, map_x, n0, n1, n2, K, M, y, ldy, {}});                                             \
+/* Name: BW x BT, k = KSPLIT. */
+#define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, EPI)                                                                                \
+    DGC_KERNEL_ONE(name, gemm, GEMM_THREADS) {                                                                                      \
+        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, {}});                    \
     }
-GEMM_ENTRY(dg_sm90_linear_128x256, 128, 256, 4, false, GEMM_PLAIN)
-GEMM_ENTRY(dg_sm90_linear_64x256, 64, 256, 5, false, GEMM_PLAIN)
-GEMM_ENTRY(dg_sm90_linear_64x128k, 64, 128, 8, true, GEMM_PLAIN)
-GEMM_ENTRY(dg_sm90_linear_64x256k, 64, 256, 5, true, GEMM_PLAIN)
-GEMM_ENTRY(dg_sm90_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
-GEMM_ENTRY(dg_sm90_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
+GEMM_ENTRY(gemm_128x256, 128, 256, 4, false, GEMM_PLAIN)
+GEMM_ENTRY(gemm_64x256, 64, 256, 5, false, GEMM_PLAIN)
+GEMM_ENTRY(gemm_64x128k, 64, 128, 8, true, GEMM_PLAIN)
+GEMM_ENTRY(gemm_64x256k, 64, 256, 5, true, GEMM_PLAIN)
+GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
+GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
 
-/* logits[m][v] = cap * tanh(x[m] . w[v] / cap), f32 [M][ldl], and per token and 128 vocabulary rows {largest logit, its id as an int,
- * sum of exp((logit - largest) * inv_t), the same weighted with (logit - largest) * inv_t} in partial [M][ceil(V / 128)].
- * map: bf16, dims {K, V}, box {64, 128}; map_x: dims {K, M}, box {64, 256}; both 128-byte swizzle. M <= 256, 4 | V, 4 | ldl.
- * Grid ceil(V / 128), 384 threads, 196672 bytes of dynamic shared memory. */
-extern "C" __global__ void __launch_bounds__(GEMM_THREADS, 1) dg_sm90_head(const unsigned char *map, const void *map_x, int V, int K, int M,
-                                                                           float cap, float inv_t, float *logits, long long ldl,
-                                                                           float4 *partial) {
-    gemm_body<128, 256, 4, false, GEMM_HEAD>({map, map_x, V, 0, 0, K, M, 0, 0, {logits, ldl, cap, inv_t, partial}});
+DGC_KERNEL_ONE(head_sm90, head_sm90, GEMM_THREADS) {
+    dgc_chain();
+    gemm_body<128, 256, 4, false, GEMM_HEAD>(
+        {&a.w, &a.x, a.vocab, 0, 0, a.k, a.rows, 0, 0, {a.logits, a.ld, a.cap, a.prm->inv_t_head, (float4 *)a.partial}});
 }
 
 struct head_stat {
@@ -274,7 +280,7 @@ struct head_stat {
     int arg;
 };
 /* b's terms are brought to a's largest logit, or a's to b's; the lower id wins a tie. */
-DG_FN struct head_stat head_merge(struct head_stat a, struct head_stat b, float inv_t) {
+DGC_FN struct head_stat head_merge(struct head_stat a, struct head_stat b, float inv_t) {
     struct head_stat o = b.max > a.max || (b.max == a.max && b.arg < a.arg) ? b : a;
     float da = (a.max - o.max) * inv_t, db = (b.max - o.max) * inv_t, wa = a.sum == 0 ? 0 : __expf(da), wb = b.sum == 0 ? 0 : __expf(db);
     o.moment = (a.sum == 0 ? 0 : wa * (a.moment + da * a.sum)) + (b.sum == 0 ? 0 : wb * (b.moment + db * b.sum));
@@ -282,14 +288,14 @@ DG_FN struct head_stat head_merge(struct head_stat a, struct head_stat b, float 
     return o;
 }
 
-/* Row statistics from dg_sm90_head's partial sums (ops.h, dg_row_stats; max is that of logit * inv_t). Grid M, 256 threads. */
-extern "C" __global__ void __launch_bounds__(256) dg_sm90_head_stats(const float4 *partial, int tiles, float inv_t, float *entropy, float *max,
-                                                                     float *sum, float *p_max, int *argmax) {
+/* Row statistics from head_sm90's partial sums. One block a row. */
+DGC_KERNEL(head_stats, head_stats, 256) {
+    float inv_t = a.prm->inv_t_head;
     __shared__ struct head_stat part[256];
-    const struct head_stat none = {-DG_INF, 0, 0, 0x7fffffff};
+    const struct head_stat none = {-DGC_INF, 0, 0, 0x7fffffff};
     struct head_stat s = none;
-    for (int i = threadIdx.x; i < tiles; i += 256) {
-        float4 v = partial[(long long)blockIdx.x * tiles + i];
+    for (int i = threadIdx.x; i < a.tiles; i += 256) {
+        float4 v = ((const float4 *)a.partial)[(int64_t)blockIdx.x * a.tiles + i];
         struct head_stat t = {v.x, v.z, v.w, __float_as_int(v.y)};
         s = i == threadIdx.x ? t : head_merge(s, t, inv_t);
     }
@@ -302,10 +308,10 @@ extern "C" __global__ void __launch_bounds__(256) dg_sm90_head_stats(const float
     if (threadIdx.x == 0) {
         struct head_stat r = part[0];
         float h = logf(r.sum) - r.moment / r.sum;
-        entropy[blockIdx.x] = h < 0 ? 0 : h;
-        max[blockIdx.x] = r.max * inv_t;
-        sum[blockIdx.x] = r.sum;
-        p_max[blockIdx.x] = 1.0f / r.sum;
-        argmax[blockIdx.x] = r.arg;
+        a.entropy[blockIdx.x] = h < 0 ? 0 : h;
+        a.max[blockIdx.x] = r.max * inv_t;
+        a.sum[blockIdx.x] = r.sum;
+        a.p_max[blockIdx.x] = 1.0f / r.sum;
+        a.argmax[blockIdx.x] = r.arg;
     }
 }

@@ -1,0 +1,186 @@
+/* Compute capability 9.0: which op takes which of its kernels (kernels named *_sm90a), and their launches. An op that none of them serves goes
+ * the portable way. The choice depends on the weights alone, never on the number of rows where that would change a bit. */
+#include "ops/cuda/state.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    unsigned bit;
+} groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
+              {"chain", DG_CUDA_H_CHAIN}};
+
+bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
+    o->kernels = DG_CUDA_AUTO;
+    o->without = 0;
+    o->chain = false;
+    if (strcmp(s, "auto") == 0)
+        return true;
+    o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : DG_CUDA_PORTABLE;
+    if (strcmp(s, "simple") == 0 || strcmp(s, "portable") == 0)
+        return true;
+    o->kernels = DG_CUDA_AUTO;
+    o->without = DG_CUDA_H_ALL;
+    for (size_t n; *s; s += n + (s[n] == ',')) {
+        size_t i = 0;
+        n = strcspn(s, ",");
+        while (i < sizeof groups / sizeof *groups && (strlen(groups[i].name) != n || strncmp(groups[i].name, s, n) != 0))
+            i++;
+        if (i == sizeof groups / sizeof *groups)
+            return false;
+        o->without &= ~groups[i].bit;
+        o->chain = o->chain || groups[i].bit == DG_CUDA_H_CHAIN;
+    }
+    return true;
+}
+
+void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
+    bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
+    cu->chain = o->chain && cu->major >= 9 && cu->d.launch_ex;
+    cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without : 0;
+}
+
+static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1) / tile); }
+
+static bool at_vectors(const void *p, int64_t pitch) { return (((uintptr_t)p | (uintptr_t)pitch) & 15) == 0; }
+
+/* A map of rows of `cols` 16-bit values in boxes of 64 values by box_rows, swizzled as wgmma reads them. */
+static bool map_rows(struct dg_backend *be, struct dgc_tmap *m, bool bf16, const void *p, int64_t cols, int64_t rows, int64_t pitch,
+                     uint32_t box_rows) {
+    enum { F16 = 6, BF16 = 9, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
+    const uint64_t dims[2] = {(uint64_t)cols, (uint64_t)rows}, strides[1] = {(uint64_t)pitch};
+    const uint32_t box[2] = {64, box_rows}, step[2] = {1, 1};
+    void *base;
+    memcpy(&base, &p, sizeof p);
+    return dg_cuda_ok(be, dg_cuda_of(be)->d.tensor_map_tiled(m, bf16 ? BF16 : F16, 2, base, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0),
+                      "describing a matrix");
+}
+
+/* Rows that the copy engine can read. */
+static bool mappable(const void *p, int64_t pitch, int32_t k) { return k % 8 == 0 && at_vectors(p, pitch); }
+
+/* The order of a sum is the matrix's: split in two along k where a matrix has too few rows to occupy the card otherwise. */
+struct gemm {
+    enum dg_cuda_kernel k;
+    uint32_t bw, bt;
+    unsigned stages;
+};
+
+static struct gemm gemm_for(bool glu, int64_t n, int32_t rows) {
+    static const struct gemm by[] = {{DGC_K_gemm_64x256, 64, 256, 5},      {DGC_K_gemm_128x256, 128, 256, 4},
+                                     {DGC_K_gemm_64x128k, 64, 128, 8},     {DGC_K_gemm_64x256k, 64, 256, 5},
+                                     {DGC_K_gemm_glu_64x128k, 64, 128, 8}, {DGC_K_gemm_glu_64x256k, 64, 256, 5}};
+    if (glu)
+        return by[rows <= 256 ? 4 : 5];
+    if (n < 8192)
+        return by[rows <= 256 ? 2 : 3];
+    return by[rows <= 256 && n <= 8448 ? 0 : 1]; /* up to 132 tiles of 64 rows run at once */
+}
+
+bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    bool glu = a->epi == DGC_EPI_GLU;
+    int64_t n = 0, pitch = a->x.ld * 2;
+    int32_t k = a->w[0].k;
+    if (!(cu->hopper & DG_CUDA_H_DENSE) || a->epi == DGC_EPI_CAP || a->x.dtype != DGC_BF16 || a->y.dtype != DGC_BF16 ||
+        !mappable(a->x.p, pitch, k))
+        return false;
+    for (int i = 0; i < a->n_w; i++) {
+        if (a->w[i].fmt != DGC_FMT_BF16 || !mappable(a->w[i].p, a->w[i].row_bytes, k) || a->w[i].n % (i + 1 < a->n_w && !glu ? 128 : 8) != 0)
+            return false;
+        n += a->w[i].n;
+    }
+    struct gemm g = gemm_for(glu, n, a->rows);
+    struct dgc_gemm_args t = {.k = k, .rows = a->rows, .y = a->y.p, .ldy = a->y.ld};
+    for (int i = 0; i < a->n_w; i++) {
+        if (!map_rows(be, &t.w[i], true, a->w[i].p, k, a->w[i].n, a->w[i].row_bytes, glu ? 8 : g.bw))
+            return true;
+        t.n[i] = glu && i ? 0 : a->w[i].n;
+    }
+    if (map_rows(be, &t.x, true, a->x.p, k, a->rows, pitch, g.bt))
+        dgc_launch_gemm(be, g.k, tiles(glu ? t.n[0] : n, glu ? g.bw / 2 : g.bw), tiles(a->rows, g.bt), DGC_GEMM_SHARED(g.bw, g.bt, g.stages), &t);
+    return true;
+}
+
+#define HEAD_ROWS 256 /* of one launch */
+
+bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    const struct dgc_mat *w = &a->w[0];
+    int64_t pitch = a->x.ld * 2;
+    if (!(cu->hopper & DG_CUDA_H_HEAD) || a->x.dtype != DGC_BF16 || w->fmt != DGC_FMT_BF16 || !mappable(a->x.p, pitch, w->k) ||
+        !mappable(w->p, w->row_bytes, w->k) || w->n % 4 != 0 || w->n > cu->model.cfg.vocab)
+        return false;
+    int32_t parts = (int32_t)tiles(w->n, 128);
+    for (int32_t row = 0; row < a->rows; row += HEAD_ROWS) {
+        int32_t n = a->rows - row < HEAD_ROWS ? a->rows - row : HEAD_ROWS;
+        struct dgc_head_sm90_args h = {.logits = (float *)a->y.p + row * a->y.ld, .partial = cu->s.head_part, .ld = a->y.ld,
+                                       .prm = cu->dev_params, .vocab = w->n, .k = w->k, .rows = n, .cap = a->cap};
+        if (!map_rows(be, &h.w, true, w->p, w->k, w->n, w->row_bytes, 128) ||
+            !map_rows(be, &h.x, true, (const char *)a->x.p + row * pitch, w->k, n, pitch, 256))
+            return true;
+        dgc_launch_head_sm90(be, DGC_K_head_sm90, (unsigned)parts, 1, DGC_GEMM_SHARED(128, 256, 4), &h);
+        struct dgc_head_stats_args t = {cu->s.head_part, cu->dev_params, s->entropy + row, s->max + row, s->sum + row, s->p_max + row,
+                                        s->argmax + row, parts};
+        dgc_launch_head_stats(be, DGC_K_head_stats, (unsigned)n, 1, 0, &t);
+    }
+    return true;
+}
+
+bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a) {
+    struct dgc_soft_sm90_args t = {.count = a->count, .part = a->part, .vocab = a->e.n, .k = a->e.k, .rows = a->rows, .sparse = a->sparse};
+    if (!(dg_cuda_of(be)->hopper & DG_CUDA_H_SOFT) || a->e.fmt != DGC_FMT_BF16 || !mappable(a->e.p, a->e.row_bytes, a->e.k))
+        return false;
+    if (map_rows(be, &t.e, true, a->e.p, a->e.k, a->e.n, a->e.row_bytes, 64) &&
+        map_rows(be, &t.p, false, a->p, a->p_ld, a->rows, a->p_ld * 2, 256))
+        dgc_launch_soft_sm90(be, DGC_K_soft_sm90, tiles(a->e.k, 128) * DGC_SOFT_PARTS_SM90, tiles(a->rows, 256), DGC_SOFT_SM90_SHARED, &t);
+    return true;
+}
+
+static bool fits(int32_t hidden, int32_t moe) {
+    int32_t wide = hidden > moe ? hidden : moe;
+    return hidden % 64 == 0 && moe % 64 == 0 && DGC_MOE_UP_FEW(hidden) <= DGC_SHARED_SM90 && DGC_MOE_DOWN_FEW(moe) <= DGC_SHARED_SM90 &&
+           64 * (wide / 32 * 20) <= DGC_SHARED_SM90;
+}
+
+static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
+    struct dgc_moe_repack_args a = {(uint8_t *)(uintptr_t)s->dev, s->n, s->k, glu};
+    dgc_launch_moe_repack(be, DGC_K_moe_repack, (unsigned)(s->e * (s->n / 64)), 1, 64 * ((unsigned)s->k / 32 * 20), &a);
+    s->reordered = true;
+}
+
+void dg_cuda_prepare_experts(struct dg_backend *be, struct dg_stack *gate_up, struct dg_stack *down) {
+    if (!(dg_cuda_of(be)->hopper & DG_CUDA_H_EXPERTS) || !gate_up->dev || !down->dev || gate_up->fmt != DG_FMT_Q4_BLOCK ||
+        down->fmt != DG_FMT_Q4_BLOCK || gate_up->e > DGC_MOE_EXPERTS || !fits(down->n, down->k) || gate_up->reordered)
+        return;
+    reorder(be, gate_up, true);
+    reorder(be, down, false);
+}
+
+bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                            const struct dg_stack *down, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    int32_t hidden = down->n, moe = down->k, pairs = x->rows * routing->k;
+    unsigned blocks = (unsigned)cu->n_sm;
+    if (!gate_up->reordered || !down->reordered)
+        return false;
+    bool many = pairs > 32 * gate_up->e && hidden % 256 == 0 && DGC_MOE_DOWN_MANY(moe) <= DGC_SHARED_SM90;
+    struct dgc_moe_plan_args p = {routing->expert, cu->s.plan.pair, cu->s.plan.n_tiles, cu->s.moe_entry, dg_cuda_plane(x), cu->s.moe_x,
+                                  pairs, gate_up->e, many ? DGC_MOE_MANY : DGC_MOE_FEW, x->rows, hidden};
+    dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
+    struct dgc_moe_args up = {(const uint8_t *)(uintptr_t)gate_up->dev, cu->s.moe_x, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair, cu->s.h,
+                              hidden, moe, routing->k};
+    struct dgc_moe_args dn = {(const uint8_t *)(uintptr_t)down->dev, cu->s.h, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair,
+                              cu->s.pair_y, moe, hidden, 0};
+    dgc_launch_moe(be, many ? DGC_K_moe_up_n64 : DGC_K_moe_up_n24, blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
+    dgc_launch_moe(be, many ? DGC_K_moe_down_n64 : DGC_K_moe_down_n24, blocks, 1,
+                   (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
+    if (at_vectors(y->data, y->ld * 4)) {
+        struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, hidden};
+        dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)x->rows, tiles(hidden / 4, 352), 0, &s);
+    } else {
+        struct dgc_experts_sum_args s = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, hidden};
+        dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(hidden, 256), (unsigned)x->rows, 0, &s);
+    }
+    return true;
+}
