@@ -190,7 +190,7 @@ refused "an unknown letter among others" 2 "unknown option -x" ask -vx -p a
 refused "a missing value" 2 "missing after --prompt" ask --prompt
 refused "a missing value after a letter" 2 "missing after -t" ask -p a -t
 refused "one argument too many" 2 "'extra'" ask -p a extra
-refused "an unknown KV type" 2 "f16, f32" ask -p a --kv q8
+refused "an unknown KV type" 2 "f16, f32" ask -p a --kv q9
 refused "an unknown backend" 2 'no backend is called "gpu"' ask -p a --backend gpu
 for bad in -1 1x "" " 1" +1 1.5 18446744073709551616; do
     refused "--seed '$bad'" 2 "whole number" ask -p a --seed "$bad"
