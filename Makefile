@@ -159,7 +159,7 @@ KCHECK_SRC := $(addprefix src/core/,mem.c pool.c status.c) src/formats/formats.c
 	tests/support/op_cases.c tests/support/op_planes.c tests/ops/cpu_ops.c
 $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -static -o $@ $^ -lm -pthread
+	$(CC) $(LDFLAGS) $(if $(SAN),,-static) -o $@ $^ -lm -pthread
 
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)

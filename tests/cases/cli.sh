@@ -277,7 +277,7 @@ for c in $commands; do
     go "$c" --help
     # every option in the source's table has its line
     n=0
-    for o in $(sed -n "s/^ *{\"\([a-z0-9-]*\)\", [0'].*DG_ARG.*/\1/p" "$DG_ROOT/src/cli/cmd_$(echo "$c" | sed 's/summary/model/; s/config/model/; s/-/_/g').c") help; do
+    for o in $(sed -n "s/^ *{\"\([a-z0-9-]*\)\", [0'].*DG_ARG.*/\1/p" "$DG_ROOT/src/cli/cmd_$(echo "$c" | sed 's/summary/model/; s/config/model/; s/probe-device/probe/; s/-/_/g').c") help; do
         grep -q -- "--$o\b.* [a-z]" "$out" || { n=$((n + 1)) && echo "$c --help lacks --$o" >&2; }
     done
     [ "$status" -eq 0 ] && grep -q "^usage: diffgemma $c" "$out" && [ $n -eq 0 ] && [ ! -s "$err" ] && pass "$c --help" || miss "$c --help" "status $status, $n missing"
