@@ -1,7 +1,7 @@
 /* The CUDA backend's host code against the stub driver: errors in words, nothing left open, and a turn's worth of work through emulated
  * kernels. Prints TAP lines. Run with LD_LIBRARY_PATH at the stub; `host no-driver` is run without it. */
 #include "core/mem.h"
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/state.h"
 #include "session/session.h"
 
 #include <dlfcn.h>
@@ -188,13 +188,41 @@ static void names(void) {
     setenv("DG_STUB_DEVICES", "0", 1);
     st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.threads = 1, .note = &note}, &err);
     unsetenv("DG_STUB_DEVICES");
-    ok(st == DG_OK && strcmp(be->ops->name, "ref") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
+    ok(st == DG_OK && strcmp(be->ops->name, "cpu") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
        dg_error_text(&note));
     dg_backend_destroy(be);
     dg_error_clear(&note);
     st = dg_backend_open(&be, "auto", mini, NULL, &err);
     ok(st == DG_OK && strcmp(be->ops->name, "cuda") == 0, "auto takes the device", dg_error_text(&err));
     dg_backend_destroy(be);
+}
+
+/* DGQ_CUDA_KERNELS on its way to the backend. A wrong one is refused also where another backend would be taken. */
+static void kernels(void) {
+    static const struct {
+        const char *text;
+        enum dg_cuda_kernels kernels;
+    } good[] = {{NULL, DG_CUDA_AUTO}, {"auto", DG_CUDA_AUTO}, {"portable", DG_CUDA_PORTABLE}, {"simple", DG_CUDA_SIMPLE}, {"experts,head", DG_CUDA_AUTO}};
+    static const char *const backends[] = {"cuda", "auto", "cpu", "ref"};
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        enum dg_status st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.cuda_kernels = good[i].text}, &err);
+        char name[80];
+        snprintf(name, sizeof name, "kernels %s", good[i].text ? good[i].text : "not given");
+        ok(st == DG_OK && strcmp(be->ops->name, "cuda") == 0 && dg_cuda_of(be)->kernels == good[i].kernels, name, dg_error_text(&err));
+        dg_backend_destroy(be);
+    }
+    struct dg_cuda_opts o = {0};
+    ok(dg_cuda_choose_kernels("experts,head", &o, &err) == DG_OK && (o.without & DG_CUDA_H_DENSE) && !(o.without & (DG_CUDA_H_EXPERTS | DG_CUDA_H_HEAD)),
+       "a list leaves the others out", dg_error_text(&err));
+    for (size_t i = 0; i < 4; i++) {
+        enum dg_status st = dg_backend_open(&be, backends[i], mini, &(struct dg_backend_opts){.threads = 1, .cuda_kernels = "heads"}, &err);
+        char name[80];
+        snprintf(name, sizeof name, "unknown kernels, backend %s", backends[i]);
+        ok(st == DG_E_ARG && !be && strstr(dg_error_text(&err), "\"heads\": give auto, portable, simple, or a list of experts"), name, dg_error_text(&err));
+        dg_error_clear(&err);
+    }
 }
 
 static void drawn_and_graph(void) {
@@ -248,6 +276,7 @@ int main(int argc, char **argv) {
     planned_failures();
     host_memory();
     names();
+    kernels();
     same_as_cpu(true);
     same_as_cpu(false);
     failing_turn();

@@ -33,6 +33,8 @@ struct dg_cuda_opts {
 /* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". False for
  * anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
+/* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
+enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;
 
 /* Brings a layer's expert stacks, whose bytes have just been written to the device, into the order this device's kernels read; nothing where
  * they read the file's. Uploading and drawing do so by themselves. */
