@@ -27,6 +27,7 @@ int dg_cmd_verify(int argc, char **argv);
 int dg_cmd_manifest(int argc, char **argv);
 int dg_cmd_probe(int argc, char **argv);
 int dg_cmd_synth(int argc, char **argv);
+int dg_cmd_bench(int argc, char **argv);
 /* --list-models */
 int dg_list_models(void);
 /* The row of a command in main's table. */

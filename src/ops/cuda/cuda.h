@@ -86,4 +86,9 @@ void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g); /* N
 void dg_cuda_mark(struct dg_backend *be, int i);
 float dg_cuda_elapsed(struct dg_backend *be, int from, int to);
 
+/* For benches. Bytes read and written a second by the best of five device copies of so many bytes (which are allocated twice); 0 after a failure. */
+double dg_cuda_copy_rate(struct dg_backend *be, size_t bytes);
+/* Whether passes are recorded and replayed (they are at first). */
+void dg_cuda_replay_passes(struct dg_backend *be, bool on);
+
 #endif
