@@ -267,7 +267,7 @@ static enum dg_status open_synth(struct dg_bench_rig *b, struct dg_error *err) {
             return st;
         if (st != DG_E_BACKEND)
             return DG_FAIL(err, st, "%s", dg_error_text(&why));
-        fprintf(b->o->out, "# not on a GPU: %s\n", dg_error_text(&why));
+        fprintf(stderr, "diffgemma bench: not on a GPU: %s\n", dg_error_text(&why));
         dg_error_clear(&why);
         a.backend = "cpu";
     }
@@ -294,7 +294,7 @@ static void describe(const struct dg_bench_rig *b) {
     struct dg_backend *be = b->r.be;
     FILE *f = b->o->out;
     char text[256] = "";
-    fprintf(f, "# diffgemma %s; ", dg_version());
+    fprintf(f, "# %s\n# diffgemma %s; ", b->o->command, dg_version());
     if (b->cuda) {
         size_t weights = 0, used = dg_cuda_memory(be, &weights);
         fprintf(f, "%s\n# weights %.2f GiB, cache %.2f, beside them %.2f\n", dg_cuda_describe(be), (double)weights / (1 << 30),
@@ -345,7 +345,6 @@ enum dg_status dg_bench(const struct dg_bench_opts *o, struct dg_error *err) {
         return DG_FAIL(err, DG_E_ARG, "--layers goes with --synth");
     dg_long_work_begin(&b.work, "bench", !isatty(2));
     b.stream = dg_long_work_opts(&b.work, o->model.threads);
-    fprintf(o->out, "# %s\n", o->command);
     enum dg_status st = dg_runtime_flags(&b.r, err);
     if (st == DG_OK)
         st = run[o->kind](&b, err);

@@ -1,8 +1,8 @@
 /* The benches behind `diffgemma bench`: CSV with the command, the machine and the floors as comment lines.
  *
  * Every row has the same columns: what; n (layers, tokens, steps or runs it covers); median, least and largest milliseconds; milliseconds and
- * count by n; MB that must move at least (weights, cache, logits); GB/s; share of the copy rate; TFLOP/s; share of the product rate. What does not apply
- * is empty. Times on a GPU are the device's, those of loop, load and turn rows the clock's. */
+ * count by n; MB that must move at least (weights, cache, logits); GB/s; share of the copy rate; TFLOP/s; share of the product rate. What does
+ * not apply is empty. Times on a GPU are the device's, those of loop, load and turn rows the clock's. */
 #ifndef DG_CLI_BENCH_H
 #define DG_CLI_BENCH_H
 

@@ -12,7 +12,8 @@ static void norms(struct dg_backend *be, struct dg_planes *p, const struct dg_la
     struct dg_plane x = dg_plane_view(&p->x, rows, c->hidden), h = dg_plane_view(&p->h, rows, c->hidden), t = dg_plane_view(&p->t, rows, c->hidden);
     struct dg_plane hr = dg_plane_view(&p->hr, rows, c->hidden), he = dg_plane_view(&p->he, rows, c->hidden);
     struct dg_plane moe = dg_plane_view(&p->moe, rows, c->hidden);
-    const struct dg_norm_out outs[3] = {{&w->router_scale, 1.0f / sqrtf((float)c->hidden), &hr}, {&w->pre_ff_norm_2, 1, &he}, {&w->pre_ff_norm, 1, &h}};
+    const struct dg_norm_out outs[3] = {
+        {&w->router_scale, 1.0f / sqrtf((float)c->hidden), &hr}, {&w->pre_ff_norm_2, 1, &he}, {&w->pre_ff_norm, 1, &h}};
     const struct dg_norm_out last = {&w->input_norm, 1, &h};
     if (op->norm_chain) {
         op->norm_chain(be, &t, NULL, NULL, NULL, &w->post_attn_norm, c->eps, 0.5f, &x, outs, 3);

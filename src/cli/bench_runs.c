@@ -121,7 +121,8 @@ static enum dg_status survivors(const struct step *s, struct dg_error *err) {
     }
     if (st == DG_OK) {
         struct dg_bench_times t = dg_bench_spread(kept, rows);
-        fprintf(s->b->o->out, "# survivors a row: mean %.1f, median %.0f, least %.0f, most %.0f of %zu\n", sum / (double)rows, t.ms, t.min, t.max, vocab);
+        fprintf(s->b->o->out, "# survivors a row: mean %.1f, median %.0f, least %.0f, most %.0f of %zu\n", sum / (double)rows, t.ms, t.min, t.max,
+                vocab);
     }
     dg_free(max);
     dg_free(kept);
@@ -311,7 +312,7 @@ enum dg_status dg_bench_load(struct dg_bench_rig *b, struct dg_error *err) {
         DG_TRY(load_once(b, &open[i < 0 ? 0 : i], &ready[i < 0 ? 0 : i], err));
         bytes = model_bytes(b->r.model);
         if (i < 0)
-            fprintf(o->out, "# diffgemma %s, backend %s%s\n" DG_BENCH_COLUMNS "\n", dg_version(), b->r.be->ops->name,
+            fprintf(o->out, "# %s\n# diffgemma %s, backend %s%s\n" DG_BENCH_COLUMNS "\n", o->command, dg_version(), b->r.be->ops->name,
                     b->r.be->ops->host_memory ? ": weights stay where they are mapped" : "");
         unload(b);
     }
@@ -371,7 +372,8 @@ static enum dg_status turn_input(struct turn *t, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
     struct dg_gen g;
     dg_gen_init(&g, &b->r.be->model->cfg, &b->r.flags);
-    t->opts = (struct dg_turn_opts){.seed = g.seed, .sampler = g.sampler, .policy = g.policy, .first_step = g.first_step, .on_block = on_block, .ctx = t};
+    t->opts = (struct dg_turn_opts){.seed = g.seed, .sampler = g.sampler, .policy = g.policy, .first_step = g.first_step, .on_block = on_block,
+                                    .ctx = t};
     int64_t steps = o->steps ? o->steps : o->synth ? LOOP_STEPS : 0;
     if (steps) {
         t->opts.sampler.steps_max = (int32_t)steps;

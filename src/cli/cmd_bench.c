@@ -1,7 +1,6 @@
 /* bench: how fast a model, or random weights of its shape, run here. */
 #include "cli/bench.h"
 
-#include "core/mem.h"
 
 #include <string.h>
 
@@ -34,7 +33,8 @@ int dg_cmd_bench(int argc, char **argv) {
     o.tokens = 0; /* until the kind is known */
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
-        {"synth", 0, DG_ARG_STR, &o.synth, 0, 0, "SHAPE", "random weights instead: 26b-a4b or the path of a config.json; drawn on the GPU, or a pack in memory"},
+        {"synth", 0, DG_ARG_STR, &o.synth, 0, 0, "SHAPE",
+         "random weights instead: 26b-a4b or the path of a config.json; drawn on the GPU, or a pack in memory"},
         {"layers", 0, DG_ARG_INT, &o.layers, 1, 512, "N", "with --synth: only the first N layers (default: all)"},
         {"experts", 0, DG_ARG_STR, &o.experts, 0, 0, "FORMAT", "with --synth: q4 (default), q6, nvfp4, or on a GPU bf16"},
         {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "with --synth on a GPU: standard deviation of the logits, about (default 5)"},
