@@ -58,12 +58,13 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-sanitize test-emulated bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-long test-sanitize test-emulated bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
 	@echo "make              build/diffgemma"
 	@echo "make test         build and run the whole suite"
+	@echo "make test-long    the same at full length, tests of minutes included"
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
 	@echo "make test-emulated  the CPU backend's op tests on other processors, under qemu-user"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
@@ -158,7 +159,7 @@ KCHECK_SRC := $(addprefix src/core/,mem.c pool.c status.c) src/formats/formats.c
 	tests/support/op_cases.c tests/support/op_planes.c tests/ops/cpu_ops.c
 $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 	@mkdir -p $(@D)
-	$(CC) $(LDFLAGS) -static -o $@ $^ -lm -pthread
+	$(CC) $(LDFLAGS) $(if $(SAN),,-static) -o $@ $^ -lm -pthread
 
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)
@@ -178,6 +179,9 @@ tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
 
 test: tests
 	tests/run.sh $(B)
+
+test-long: tests
+	DG_LONG=1 tests/run.sh $(B)
 
 test-sanitize:
 	$(MAKE) tests B=build/asan SAN=address,undefined

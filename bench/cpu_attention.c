@@ -4,6 +4,7 @@
  * others use meanwhile, with --threads 1. */
 #include "core/half.h"
 #include "ops/backends.h"
+#include "session/turn.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -191,6 +192,33 @@ static void peaked(struct dg_plane *p, int likely) {
     }
 }
 
+/* Draws of all positions of a step (DGQ_DENOISER_ARGMAX=0). */
+static void do_draws(struct dg_backend *be, void *p) {
+    struct things *t = p;
+    struct dg_planes planes = {.logits = t->logits, .stats = t->stats, .stats_inv_t = 1.25f};
+    struct dg_session s = {.be = be, .cfg = &be->model->cfg, .planes = &planes, .draw_sum = need(calloc(VOCAB / 1024, sizeof(double)))};
+    for (int32_t i = 0; i < ROWS; i++) {
+        int32_t id;
+        if (dg_session_draw(&s, i, (i + 0.5) / ROWS, &id, NULL) != DG_OK)
+            exit(1);
+    }
+    free(s.draw_sum);
+}
+
+static void do_sampler(struct dg_backend *be, void *p) {
+    struct things *t = p;
+    struct dg_sampler_params params;
+    struct dg_sampler *s;
+    struct dg_rng rng;
+    struct dg_step_result r;
+    dg_sampler_params_init(&params, &be->model->cfg, NULL);
+    dg_rng_init(&rng, 1);
+    if (dg_sampler_create(&s, &params, ROWS, NULL) != DG_OK || dg_sampler_begin(s, ROWS, &rng, NULL) != DG_OK ||
+        dg_sampler_step(s, t->stats.entropy, t->stats.argmax, NULL, NULL, &r, NULL) != DG_OK)
+        exit(1);
+    dg_sampler_destroy(s);
+}
+
 static double rows_ops(struct dg_backend *be) {
     struct things t = {0};
     enum dg_dtype act = be->ops->act;
@@ -225,6 +253,8 @@ static double rows_ops(struct dg_backend *be) {
     row("router 256 rows 128 experts", timed(be, do_router, &t) * 1e3, "ms");
     peaked(&t.logits, 100);
     row("row_stats 256 x 262144", timed(be, do_stats, &t) * 1e3, "ms");
+    row("accept and renoise 256 positions", timed(be, do_sampler, &t) * 1e3, "ms");
+    row("draw 256 ids of 262144", timed(be, do_draws, &t) * 1e3, "ms");
     t.sparse = true;
     row("soft_embed sparse 100 survivors a row", timed(be, do_soft, &t) * 1e3, "ms");
     peaked(&t.logits, 5000);
@@ -254,7 +284,8 @@ int main(int argc, char **argv) {
         else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
             bo.cpu[0] = argv[i + 1];
     }
-    static struct dg_model model = {.cfg = {.vocab = VOCAB, .hidden = HIDDEN, .canvas = ROWS, .heads = HEADS, .experts = 128, .topk = 8, .moe = 704}};
+    static struct dg_model model = {.cfg = {.vocab = VOCAB, .hidden = HIDDEN, .canvas = ROWS, .heads = HEADS, .experts = 128, .topk = 8, .moe = 704, .steps_max = 48, .entropy_bound = 0.1, .t_min = 0.4,
+                                             .t_max = 0.8, .stability = 1, .confidence = 0.005}};
     struct dg_error err = {0};
     struct dg_backend *be = NULL;
     struct dg_reserve need_scratch = {.rows = ROWS, .ctx = 33280, .k_max = 8192, .topk = 8, .experts = 128, .moe = 704, .hidden = HIDDEN};

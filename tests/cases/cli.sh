@@ -190,7 +190,7 @@ refused "an unknown letter among others" 2 "unknown option -x" ask -vx -p a
 refused "a missing value" 2 "missing after --prompt" ask --prompt
 refused "a missing value after a letter" 2 "missing after -t" ask -p a -t
 refused "one argument too many" 2 "'extra'" ask -p a extra
-refused "an unknown KV type" 2 "f16, f32" ask -p a --kv q8
+refused "an unknown KV type" 2 "f16, f32" ask -p a --kv q9
 refused "an unknown backend" 2 'no backend is called "gpu"' ask -p a --backend gpu
 for bad in -1 1x "" " 1" +1 1.5 18446744073709551616; do
     refused "--seed '$bad'" 2 "whole number" ask -p a --seed "$bad"
@@ -284,7 +284,7 @@ for c in $commands; do
     go "$c" --help
     # every option in the source's table has its line
     n=0
-    for o in $(sed -n "s/^ *{\"\([a-z0-9-]*\)\", [0'].*DG_ARG.*/\1/p" "$DG_ROOT/src/cli/cmd_$(echo "$c" | sed 's/summary/model/; s/config/model/; s/-/_/g').c") help; do
+    for o in $(sed -n "s/^ *{\"\([a-z0-9-]*\)\", [0'].*DG_ARG.*/\1/p" "$DG_ROOT/src/cli/cmd_$(echo "$c" | sed 's/summary/model/; s/config/model/; s/probe-device/probe/; s/-/_/g').c") help; do
         grep -q -- "--$o\b.* [a-z]" "$out" || { n=$((n + 1)) && echo "$c --help lacks --$o" >&2; }
     done
     [ "$status" -eq 0 ] && grep -q "^usage: diffgemma $c" "$out" && [ $n -eq 0 ] && [ ! -s "$err" ] && pass "$c --help" || miss "$c --help" "status $status, $n missing"

@@ -79,3 +79,13 @@ for level in $levels; do
         echo "not ok - turns at level $level: $(tail -n 1 "$tmp/out")"
     fi
 done
+
+# bf16 planes: what they cost the bundled model, as a mean divergence of its first steps' logits
+"$DG_BUILD/tests/pack_kl" --cases 8 --turns 0 --backend cpu --planes bf16 "$DG_ROOT/models/mini" "$DG_ROOT/tests/data/turns_open.json" \
+    "$DG_ROOT/models/mini" >"$tmp/out" 2>&1
+kl=$(sed -n 's/.* mean \([0-9.e+-]*\).*/\1/p' "$tmp/out")
+if [ -n "$kl" ] && awk -v k="$kl" 'BEGIN { exit !(k > 0 && k <= 1e-4) }'; then
+    echo "ok - bf16 planes: mean KL $kl, at most 1e-4"
+else
+    echo "not ok - bf16 planes: mean KL '$kl', at most 1e-4 expected: $(tail -n 1 "$tmp/out")"
+fi

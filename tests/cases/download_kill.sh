@@ -54,7 +54,9 @@ while [ $kills -lt $most ] && [ $rounds -lt $((4 * most)) ]; do
     if kill -9 $pid 2>/dev/null; then
         wait $pid 2>/dev/null
         kills=$((kills + 1))
-        if opens "$dir.part" || { [ -e "$dir" ] && ! same "$dir"; }; then wrong="$wrong $delay"; fi
+        # between the last check and the folder's rename all is there and checked
+        if opens "$dir.part" && ! whole "$dir.part"; then wrong="$wrong $delay"; fi
+        if [ -e "$dir" ] && ! same "$dir"; then wrong="$wrong differs:$delay"; fi
     else
         wait $pid || wrong="$wrong failed:$delay"
     fi

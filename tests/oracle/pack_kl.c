@@ -1,4 +1,6 @@
-/* What a pack loses against its checkpoint: pack_kl [--cases N] [--turns N] [--backend NAME] [--threads N] CHECKPOINT TURNS.json PACK...
+/* What a pack loses against its checkpoint: pack_kl [--cases N] [--turns N] [--backend NAME] [--cpu LEVEL] [--planes bf16] [--threads N]
+ * CHECKPOINT TURNS.json PACK... With --planes bf16 the packs run on bf16 planes; the checkpoint itself in a pack's place then shows what these
+ * cost.
  *
  * KL: mean over rows, in nats, of KL(p of the checkpoint || p of the pack) at T = 1, for the first N cases (20) of the file: a first step on
  * the case's random canvas, and one on the block's final text with every second token random again. Turns: the first N cases (all) run
@@ -17,6 +19,7 @@ enum { CANVASES = 2 };
 struct options {
     const char *backend;
     struct dg_backend_opts be;
+    bool bf16_planes; /* of the packs */
     size_t cases, turns;
 };
 
@@ -158,6 +161,8 @@ static enum dg_status run(struct options *o, const char *dir, const json_t *case
     for (int w = 0; w < CANVASES; w++)
         for (size_t i = 0; i < o->cases; i++)
             DG_GO(logits_of(&e, json_array_get(cases, i), w, want + ((size_t)w * o->cases + i) * size, err));
+    if (o->bf16_planes)
+        o->be.exact = !(o->be.bf16_planes = true);
     for (int i = 0; i < n_packs; i++)
         DG_GO(one_pack(packs[i], o, cases, want, got, err));
 done:
@@ -175,6 +180,10 @@ int main(int argc, char **argv) {
             o.backend = argv[i + 1];
         else if (!strcmp(argv[i], "--threads"))
             o.be.threads = atoi(argv[i + 1]);
+        else if (!strcmp(argv[i], "--cpu"))
+            o.be.cpu[0] = argv[i + 1];
+        else if (!strcmp(argv[i], "--planes"))
+            o.bf16_planes = !strcmp(argv[i + 1], "bf16");
         else if (!strcmp(argv[i], "--cases"))
             o.cases = (size_t)atoi(argv[i + 1]);
         else if (!strcmp(argv[i], "--turns"))
@@ -183,7 +192,8 @@ int main(int argc, char **argv) {
             break;
     }
     if (argc - i < 3) {
-        fprintf(stderr, "usage: pack_kl [--cases N] [--turns N] [--backend NAME] [--threads N] CHECKPOINT TURNS.json PACK...\n");
+        fprintf(stderr, "usage: pack_kl [--cases N] [--turns N] [--backend NAME] [--cpu LEVEL] [--planes bf16] [--threads N] CHECKPOINT "
+                        "TURNS.json PACK...\n");
         return 2;
     }
     struct dg_error err = {0};

@@ -37,12 +37,14 @@ get() {
     timeout 60 "$dg" download "$repo" -o "$dir" --chunk 1 --timeout 2 --retries 4 "$@" >"$work/log" 2>"$work/err" </dev/null
     status=$?
 }
-same() { # DIR: byte for byte what the hub has, and nothing else
+whole() { # DIR: byte for byte what the hub has
     for f in config.json generation_config.json tokenizer.json model.safetensors.index.json model-00001-of-00003.safetensors \
         model-00002-of-00003.safetensors model-00003-of-00003.safetensors; do
         cmp -s "$1/$f" "$work/data/ckpt/$f" || return 1
     done
-    [ "$(ls "$1" | wc -l)" -eq 7 ]
+}
+same() { # DIR: the same, and nothing else
+    whole "$1" && [ "$(ls "$1" | wc -l)" -eq 7 ]
 }
 opens() { "$dg" summary -m "$1" >/dev/null 2>&1; }
 succeeds() { # WHAT REPO [options]

@@ -1,6 +1,6 @@
 /* A session of an agent on the bundled model: real replies, real tool calls, retries, edits, resets. Its op log replays without a difference, and
- * its token log fed to an empty engine gives the same cache and the same next tokens. Turns: AGENT_TURNS in the environment, 16 by default,
- * 200 with DG_LONG=1, which takes minutes. (Field failure A03) */
+ * its token log fed to an empty engine gives the same cache and the same next tokens. Turns: AGENT_TURNS in the environment, 40 by default,
+ * 200 with DG_LONG=1. (Field failure A03) */
 #include <stdarg.h>
 #include <stddef.h>
 #include <setjmp.h>
@@ -107,7 +107,7 @@ static void agent_session(void **state) {
         "city.\", \"parameters\": {\"type\": \"object\", \"properties\": {\"city\": {\"type\": \"string\", \"description\": \"City name\"}}, "
         "\"required\": [\"city\"]}, \"command\": [\"echo\", \"rainy, 7 C in {city}\"]}]}";
     const char *env = getenv("AGENT_TURNS");
-    int want = env ? atoi(env) : getenv("DG_LONG") ? 200 : 16;
+    int want = env ? atoi(env) : getenv("DG_LONG") ? 200 : 40;
     struct dg_error err = {0};
     char *dir = mk_tmpdir(), path[600];
     struct dg_toolbox tools = {0};

@@ -281,7 +281,7 @@ static void experts_formats(void **state) {
             random_matrix(fmt, 2 * MOE, H, gu_data + e * gu, wg + e * 2 * MOE * H);
             random_matrix(fmt, H, MOE, dn_data + e * dn, wd + e * H * MOE);
         }
-        struct dg_stack gate_up = {fmt, E, 2 * MOE, H, gu_data, 0}, down = {fmt, E, H, MOE, dn_data, 0};
+        struct dg_stack gate_up = {fmt, E, 2 * MOE, H, gu_data, 0, false}, down = {fmt, E, H, MOE, dn_data, 0, false};
         struct dg_plane x = random_plane(ROWS, H, 2, 0.5), y = strided(ROWS, H, 0), y3 = strided(ROWS, H, 0), one = strided(1, H, 0);
         int32_t ids[ROWS * K];
         float weight[ROWS * K];
