@@ -27,6 +27,7 @@ int dg_cmd_verify(int argc, char **argv);
 int dg_cmd_manifest(int argc, char **argv);
 int dg_cmd_probe(int argc, char **argv);
 int dg_cmd_synth(int argc, char **argv);
+int dg_cmd_bench(int argc, char **argv);
 /* --list-models */
 int dg_list_models(void);
 /* The row of a command in main's table. */
@@ -40,7 +41,9 @@ int dg_cli_fail(const char *name, struct dg_error *err);
 /* Options that every command with a model takes. */
 struct dg_model_args {
     const char *model, *backend, *kv, *cpu;
+    const char *cuda_kernels; /* NULL = as the switch says */
     int64_t threads, ctx, device;
+    bool exact; /* f32 planes and sums */
 };
 /* Defaults. */
 void dg_model_args_init(struct dg_model_args *a);
@@ -76,7 +79,9 @@ enum dg_status dg_runtime_find(struct dg_runtime *r, const struct dg_model_args 
 /* The rest, each after the ones before it; warnings of the model go to stderr. */
 enum dg_status dg_runtime_tokenizer(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
 enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) DG_MUST_CHECK;
-/* Fills the options of sessions from arguments and flags and opens the backend. */
+/* Fills the options of sessions from arguments and flags; the same, and opens the backend. */
+enum dg_status dg_runtime_session(const struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err)
+    DG_MUST_CHECK;
 enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err)
     DG_MUST_CHECK;
 void dg_runtime_close(struct dg_runtime *r);

@@ -24,6 +24,8 @@ static const struct dg_command commands[] = {
      dg_cmd_download},
     {"replay", "[-m MODEL] FILE [options]", "Run a recorded op log again and compare every event with the recorded one.", dg_cmd_replay},
     {"golden", "[-m MODEL] [FILE] [options]", "Check token ids and KV cache of fixed cases byte for byte against a file.", dg_cmd_golden},
+    {"bench", "step|prefill|load|turn [-m MODEL | --synth SHAPE] [options]",
+     "Measure a denoise step, prompt, loading or turn, op by op; CSV with floors measured in the same run.", dg_cmd_bench},
     {"probe-device", "[options]", "Say which instruction sets and kernels the CPU backend uses here, and how fast they are.", dg_cmd_probe},
     {"flags", "", "List the DGQ_* switches with type, range, default and meaning.", dg_cmd_flags},
 };

@@ -103,18 +103,22 @@ enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) {
     return DG_OK;
 }
 
-enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
-    double t = dg_now();
+enum dg_status dg_runtime_session(const struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
     *so = (struct dg_session_opts){.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
     int32_t topk = !r->flags.attn_topk ? 0 : r->flags.attn_topk_dyn ? DG_TOPK_DYN : r->flags.attn_topk_k;
     so->attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
     so->kv = r->flags.kv_q8 ? DG_Q8 : DG_F16;
-    if (a->kv)
-        DG_TRY(dg_kv_type(a->kv, &so->kv, err));
+    return a->kv ? dg_kv_type(a->kv, &so->kv, err) : DG_OK;
+}
+
+enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
+    double t = dg_now();
+    DG_TRY(dg_runtime_session(r, a, so, err));
     if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
         return DG_FAIL(err, DG_E_FORMAT, "the tokenizer has %d entries, the model only %d: they do not belong together", dg_tokenizer_size(r->tok),
                        r->model->cfg.vocab);
-    struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device, .cpu = {a->cpu, r->flags.cpu}};
+    struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device, .exact = a->exact, .cpu = {a->cpu, r->flags.cpu},
+                                 .cuda_kernels = a->cuda_kernels ? a->cuda_kernels : r->flags.cuda_kernels};
     DG_TRY(dg_backend_open(&r->be, a->backend, r->model, &bo, err));
     r->load_s += dg_now() - t;
     return DG_OK;

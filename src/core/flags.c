@@ -61,6 +61,8 @@ static const struct flag table[] = {
     TEXT("HF_HOME", hf_home, "folder", "Hugging Face cache; before HF_HOME and ~/.cache/huggingface"),
     TEXT("MODEL", model, "folder or org/name", "model used when -m is not given"),
     TEXT("CPU", cpu, "level", "strongest instruction-set level of the CPU backend, as --cpu; the stricter of both counts"),
+    TEXT("CUDA_KERNELS", cuda_kernels, "auto|portable|simple|LIST",
+         "kernels of the CUDA backend: auto, portable, simple, or groups for its generation (a wrong name is answered with the list)"),
     TEXT("DELIM_CHECK_JSONL", delim_check_jsonl, "file", "append what DELIM_CHECK finds in each reply as a JSON line"),
     TEXT("TRACE_PMAX_JSONL", trace_pmax_jsonl, "file", "append each step's largest probabilities as JSON lines"),
 };

@@ -39,6 +39,7 @@ struct dg_flags {
     /* where things are */
     char *hf_home, *model;
     char *cpu; /* strongest CPU level to use */
+    char *cuda_kernels; /* which kernels of the CUDA backend */
     /* traces */
     char *trace_pmax_jsonl, *delim_check_jsonl;
 };

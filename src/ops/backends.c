@@ -12,6 +12,7 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
                              .gpu_memory = o->gpu_memory,
                              .progress = o->progress,
                              .progress_ctx = o->progress_ctx};
+    DG_TRY(dg_cuda_choose_kernels(o->cuda_kernels, &c, err));
     return dg_cuda_create(out, model, &c, err);
 }
 
@@ -28,7 +29,9 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
                                struct dg_error *err) {
     static const struct dg_backend_opts none;
     const struct dg_backend_opts *o = opts ? opts : &none;
+    struct dg_cuda_opts checked;
     *out = NULL;
+    DG_TRY(dg_cuda_choose_kernels(o->cuda_kernels, &checked, err));
     if (strcmp(name, "cuda") == 0)
         return open_cuda(out, model, o, err);
     if (strcmp(name, "auto") == 0) {

@@ -13,6 +13,7 @@ struct dg_backend_opts {
     bool exact;            /* f32 planes and f32 arithmetic, whatever the backend would choose for speed */
     bool bf16_planes;      /* CPU: bf16 planes at levels too that gain nothing from them; not together with exact */
     const char *cpu[2];    /* CPU: names of the strongest level to use (--cpu, DGQ_CPU); the stricter counts, NULL = no cap */
+    const char *cuda_kernels; /* CUDA: auto, portable, simple or a list of groups (DGQ_CUDA_KERNELS); NULL = auto. Checked whatever the name */
     size_t gpu_memory;     /* CUDA: most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress; /* may be NULL */
     void *progress_ctx;

@@ -234,6 +234,13 @@ for v in DGQ_KV_RING DGQ_FREEZE DGQ_NOPE DGQ_COMMIT_CONF_TRIM; do
     said | grep -q "$v" || all=no
 done
 [ $all = yes ] && pass "every invalid switch is named" || miss "every invalid switch is named" "not all"
+DGQ_CUDA_KERNELS=heads
+export DGQ_CUDA_KERNELS
+unset DGQ_KV_RING DGQ_FREEZE DGQ_NOPE DGQ_COMMIT_CONF_TRIM
+refused "a wrong list of kernels, on the CPU too" 2 '"heads": give auto, portable, simple, or a list of' ask -p a --backend cpu
+DGQ_CUDA_KERNELS=experts,head answers "a list of kernels on the CPU" 90 ask -p "$sum" --backend cpu
+unset DGQ_CUDA_KERNELS
+export DGQ_KV_RING=3 DGQ_NOPE=1
 refused "invalid switches before a missing prompt" 2 "DGQ_NOPE" ask
 refused "invalid switches, tokenize" 2 "DGQ_NOPE" tokenize -p a
 refused "invalid switches, summary" 2 "DGQ_NOPE" summary
@@ -247,7 +254,7 @@ done
 go flags
 n=0
 for v in ATTN_WINDOW ATTN_TOPK ATTN_TOPK_DYN ATTN_TOPK_K ATTN_TOPK_DECODE COMMIT_CONF_TRIM COMMIT_CONF_HARD CONTINUE_PAST_STOP WS_BLOCK_STOP DENOISER_ARGMAX \
-    FREEZE EARLY_STOP_MEAN_ENT EMPTY_REPLY_RETRY REFERENCE_STOPS FIRST_STEP_SC SC_SPARSE KV_RING KV_Q8 HF_HOME MODEL TRACE_PMAX_JSONL; do
+    FREEZE EARLY_STOP_MEAN_ENT EMPTY_REPLY_RETRY REFERENCE_STOPS FIRST_STEP_SC SC_SPARSE KV_RING KV_Q8 HF_HOME MODEL CUDA_KERNELS TRACE_PMAX_JSONL; do
     grep -q "^DGQ_$v  *[a-z]* " "$out" || { n=$((n + 1)) && echo "flags lacks $v" >&2; }
 done
 [ "$status" -eq 0 ] && [ $n -eq 0 ] && pass "flags lists every switch" || miss "flags lists every switch" "$n missing"
@@ -426,6 +433,61 @@ refused "step-parity: no prompt" 2 "-p TEXT" step-parity
 refused "step-parity --sc" 2 "seed, none" step-parity -p a --sc soft
 go step-parity -p a --dump /proc/nowhere
 [ "$status" -eq 1 ] && said | grep -q /proc/nowhere && pass "step-parity: a folder that cannot be made" || miss "step-parity: a folder that cannot be made" "status $status"
+
+# ---- bench ----
+shape=$DG_ROOT/models/mini/config.json
+refused "bench: of what" 2 "bench" bench
+refused "bench: an unknown kind" 2 "'steps' is none of step, prefill, load, turn" bench steps
+refused "bench: two kinds" 2 "unexpected argument 'load'" bench step load
+refused "bench: a model and a shape" 2 "not both" bench step -m "$DG_ROOT/models/mini" --synth "$shape"
+refused "bench: --layers without a shape" 2 "--layers goes with --synth" bench step --layers 1
+refused "bench --repeat 0" 2 "--repeat 0: give a whole number from 1" bench step --repeat 0
+refused "bench: more rows than a canvas" 2 "a canvas of this model has 64 positions" bench step --rows 65 --backend cpu
+refused "bench: a context too large" 2 "more than this model's" bench step --ctx 10000000 --backend cpu
+refused "bench: an unknown format" 2 "one of q4, q6, nvfp4, bf16" bench step --synth "$shape" --experts q5 --backend cpu
+refused "bench: bf16 experts in a pack" 2 "on a GPU" bench step --synth "$shape" --experts bf16 --backend cpu
+refused "bench: more layers than the shape has" 2 "--layers 7: the shape has 6" bench step --synth "$shape" --layers 7 --backend cpu
+refused "bench: no such shape" 1 "nowhere.json" bench step --synth nowhere.json --backend cpu
+refused "bench: a wrong --kv" 2 "one of f16, f32, q8" bench step --kv f8 --backend cpu
+refused "bench: wrong kernels" 2 '"heads": give auto, portable, simple' bench step --kernels heads --backend cpu
+# NAME ROWS ARG...: status 0, comments, the header, then rows of as many columns, numbers or nothing, in order least <= median <= largest; ROWS among them
+csv() {
+    name=$1 rows=$2
+    shift 2
+    go bench "$@"
+    lacks=
+    for r in $rows; do
+        grep -q "^$r,[1-9]" "$out" || lacks="$lacks $r"
+    done
+    wrong=$(awk -F, '/^#/ { next }
+        !n++ { if ($0 != "what,n,ms,ms_min,ms_max,ms_each,per_s,MB,GB_s,of_copy,TFLOPs,of_gemm") print "the header"; next }
+        NF != 12 || !($3 > 0 && $4 <= $3 && $3 <= $5) { print $0 }
+        { for (i = 2; i <= NF; i++) if ($i !~ /^[0-9.]*$/) print $0 }' "$out")
+    if [ "$status" -eq 0 ] && [ -z "$lacks$wrong" ] && [ "$(head -n 1 "$out")" = "# diffgemma bench $*" ]; then pass "$name"; else miss "$name" "status $status, lacks '$lacks', '$wrong'"; fi
+}
+before=$(find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'diffgemma-bench-*' 2>/dev/null | wc -l)
+csv "bench step of random weights" "qkv_full attention_full experts_full norms_full head_and_stats row_stats soft_sparse soft_exact step_sparse loop_sparse step_exact loop_exact" \
+    step --synth "$shape" --layers 1 --rows 4 --ctx 5 --repeat 2 --steps 2 --backend cpu
+good=yes
+for words in '^# copy [1-9]' '^# product [0-9.]* TFLOP/s' '^# survivors a row: mean [1-9]' '^# mean entropy [0-9.]*, again the same'; do
+    grep -q "$words" "$out" || good="no $words"
+done
+[ "$good" = yes ] && pass "bench step: floors, survivors and a step that repeats" || miss "bench step: floors, survivors and a step that repeats" "$good"
+# the loop of two steps moves twice what a step does, the exact step reads the embedding (2 MiB in bf16) once more
+awk -F, '{ mb[$1] = $8 } END { d = mb["loop_sparse"] - 2 * mb["step_sparse"]; e = mb["step_exact"] - mb["step_sparse"] - 2.097
+    exit !(mb["step_sparse"] > 2 && d * d < 0.0001 && e * e < 0.0001) }' "$out" && pass "bench step: bytes that must move" ||
+    miss "bench step: bytes that must move" "$(grep -E '^(step|loop)' "$out" | cut -d, -f 1,8 | tr '\n' ' ')"
+csv "bench step --no-ops of a model" "step_sparse loop_exact" step -m "$DG_ROOT/models/mini" --no-ops --rows 2 --ctx 0 --repeat 1 --steps 1 --backend cpu
+grep -q '^qkv' "$out" && miss "bench --no-ops" "ops all the same" || pass "bench --no-ops"
+csv "bench prefill" "qkv_sliding down_full prefill" prefill -m "$DG_ROOT/models/mini" -n 70 --rows 32 --repeat 1 --backend cpu
+[ "$(grep '^prefill' "$out" | cut -d, -f 2)" = 70 ] && pass "bench prefill: tokens" || miss "bench prefill: tokens" "$(grep '^prefill' "$out")"
+csv "bench load" "open ready" load -m "$DG_ROOT/models/mini" --repeat 3 --backend cpu
+csv "bench load of random weights" "open ready" load --synth "$shape" --layers 1 --experts nvfp4 --repeat 1 --backend cpu
+csv "bench turn" "prompt steps first_text turn" turn -m "$DG_ROOT/models/mini" -p "Compute 9." --repeat 1 --backend cpu
+csv "bench turn of random weights" "prompt steps first_text turn" turn --synth "$shape" --layers 1 -n 7 --steps 3 --repeat 1 --backend cpu
+[ "$(grep -cE '^(prompt,7|steps,3|turn,64),' "$out")" -eq 3 ] && pass "bench turn: tokens and steps" || miss "bench turn: tokens and steps" "$(cut -d, -f 1,2 "$out" | tail -n 4 | tr '\n' ' ')"
+[ "$(find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'diffgemma-bench-*' 2>/dev/null | wc -l)" -eq "$before" ] && pass "bench leaves nothing behind" ||
+    miss "bench leaves nothing behind" "folders diffgemma-bench-*"
 
 # ---- outputs that cannot be written, nothing said at all ----
 cannot() { # NAME: judged by $status and $err

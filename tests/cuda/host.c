@@ -1,7 +1,8 @@
 /* The CUDA backend's host code against the stub driver: errors in words, nothing left open, and a turn's worth of work through emulated
  * kernels. Prints TAP lines. Run with LD_LIBRARY_PATH at the stub; `host no-driver` is run without it. */
+#include "cli/bench.h"
 #include "core/mem.h"
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/state.h"
 #include "session/session.h"
 
 #include <dlfcn.h>
@@ -188,13 +189,44 @@ static void names(void) {
     setenv("DG_STUB_DEVICES", "0", 1);
     st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.threads = 1, .note = &note}, &err);
     unsetenv("DG_STUB_DEVICES");
-    ok(st == DG_OK && strcmp(be->ops->name, "ref") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
+    ok(st == DG_OK && strcmp(be->ops->name, "cpu") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
        dg_error_text(&note));
     dg_backend_destroy(be);
     dg_error_clear(&note);
     st = dg_backend_open(&be, "auto", mini, NULL, &err);
     ok(st == DG_OK && strcmp(be->ops->name, "cuda") == 0, "auto takes the device", dg_error_text(&err));
     dg_backend_destroy(be);
+}
+
+/* DGQ_CUDA_KERNELS on its way to the backend. A wrong one is refused also where another backend would be taken. */
+static void kernels(void) {
+    static const struct {
+        const char *text;
+        enum dg_cuda_kernels kernels;
+    } good[] = {{NULL, DG_CUDA_AUTO}, {"auto", DG_CUDA_AUTO}, {"portable", DG_CUDA_PORTABLE}, {"simple", DG_CUDA_SIMPLE},
+                {"experts,head", DG_CUDA_AUTO}};
+    static const char *const backends[] = {"cuda", "auto", "cpu", "ref"};
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        enum dg_status st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.cuda_kernels = good[i].text}, &err);
+        char name[80];
+        snprintf(name, sizeof name, "kernels %s", good[i].text ? good[i].text : "not given");
+        ok(st == DG_OK && strcmp(be->ops->name, "cuda") == 0 && dg_cuda_of(be)->kernels == good[i].kernels, name, dg_error_text(&err));
+        dg_backend_destroy(be);
+    }
+    struct dg_cuda_opts o = {0};
+    enum dg_status listed = dg_cuda_choose_kernels("experts,head", &o, &err);
+    ok(listed == DG_OK && (o.without & DG_CUDA_H_DENSE) && !(o.without & (DG_CUDA_H_EXPERTS | DG_CUDA_H_HEAD)),
+       "a list leaves the others out", dg_error_text(&err));
+    for (size_t i = 0; i < 4; i++) {
+        enum dg_status st = dg_backend_open(&be, backends[i], mini, &(struct dg_backend_opts){.threads = 1, .cuda_kernels = "heads"}, &err);
+        char name[80];
+        snprintf(name, sizeof name, "unknown kernels, backend %s", backends[i]);
+        ok(st == DG_E_ARG && !be && strstr(dg_error_text(&err), "\"heads\": give auto, portable, simple, or a list of experts"), name,
+           dg_error_text(&err));
+        dg_error_clear(&err);
+    }
 }
 
 static void drawn_and_graph(void) {
@@ -231,6 +263,55 @@ static void drawn_and_graph(void) {
     dg_free(c);
 }
 
+/* Lines of a bench that are no comment must all have the header's columns, and each of the names a row. */
+static void check_csv(const char *name, FILE *f, const char *const *names, enum dg_status st, struct dg_error *err) {
+    char line[4096], why[900];
+    int bad = 0, found = 0, wanted = 0, columns = 1;
+    for (const char *c = DG_BENCH_COLUMNS; *c; c++)
+        columns += *c == ',';
+    while (names[wanted])
+        wanted++;
+    rewind(f);
+    while (fgets(line, sizeof line, f)) {
+        int n = 1;
+        if (line[0] == '#')
+            continue;
+        for (const char *c = line; *c; c++)
+            n += *c == ',';
+        bad += n != columns;
+        for (int i = 0; i < wanted; i++)
+            found += strncmp(line, names[i], strlen(names[i])) == 0 && line[strlen(names[i])] == ',';
+    }
+    fclose(f);
+    snprintf(why, sizeof why, "%s; %d lines of other columns, %d of %d rows", dg_error_text(err), bad, found, wanted);
+    ok(st == DG_OK && bad == 0 && found == wanted && stub_open() == 0, name, why);
+    dg_error_clear(err);
+}
+
+static void benches(const char *model) {
+    static const char *const step[] = {"what", "qkv_full", "experts_full", "norms_full", "head_and_stats", "soft_sparse", "soft_exact", "step_sparse",
+                                       "loop_sparse", "step_exact", "loop_exact", "step_sparse_op_by_op", NULL};
+    static const char *const load[] = {"what", "open", "ready", NULL};
+    char shape[4096];
+    struct dg_error err = {0};
+    struct dg_bench_opts o;
+    snprintf(shape, sizeof shape, "%s/config.json", model);
+    dg_bench_opts_init(&o, DG_BENCH_STEP);
+    o.model.backend = "cuda";
+    o.synth = shape;
+    o.layers = o.repeat = 1;
+    o.ctx = 3;
+    o.rows = o.steps = 2;
+    o.out = tmpfile();
+    check_csv("bench step with drawn weights", o.out, step, dg_bench(&o, &err), &err);
+    dg_bench_opts_init(&o, DG_BENCH_LOAD);
+    o.model.backend = "cuda";
+    o.model.model = model;
+    o.repeat = 1;
+    o.out = tmpfile();
+    check_csv("bench load", o.out, load, dg_bench(&o, &err), &err);
+}
+
 int main(int argc, char **argv) {
     struct dg_error err = {0};
     if (argc > 1 && strcmp(argv[1], "no-driver") == 0) {
@@ -248,10 +329,12 @@ int main(int argc, char **argv) {
     planned_failures();
     host_memory();
     names();
+    kernels();
     same_as_cpu(true);
     same_as_cpu(false);
     failing_turn();
     drawn_and_graph();
+    benches(argv[1]);
     char why[80];
     snprintf(why, sizeof why, "%d open, %d faults, %ld launches", stub_open(), stub_faults(), stub_launches());
     ok(stub_open() == 0 && stub_faults() == 0 && stub_launches() > 500, "nothing left open, no misuse of the driver", why);

@@ -43,6 +43,7 @@ static void defaults(void **state) {
     assert_int_equal(f.kv_ring, 4096);
     assert_null(f.hf_home);
     assert_null(f.model);
+    assert_null(f.cuda_kernels);
     assert_null(f.trace_pmax_jsonl);
     assert_null(f.delim_check_jsonl);
     assert_true(f.kv_reuse);
@@ -58,7 +59,7 @@ static void every_flag_loads(void **state) {
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
                           "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_HF_HOME=/a b",
                           "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_KV_REUSE=0", "DGQ_TOOL_VALIDATE=1",
-                          "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d", "DGQ_CPU=avx2"),
+                          "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d", "DGQ_CPU=avx2", "DGQ_CUDA_KERNELS=head"),
                      DG_OK);
     assert_true(!f.attn_window && !f.attn_topk && !f.attn_topk_dyn && !f.attn_topk_decode);
     assert_int_equal(f.attn_topk_k, 128);
@@ -74,12 +75,13 @@ static void every_flag_loads(void **state) {
     assert_string_equal(f.trace_pmax_jsonl, "t");
     assert_string_equal(f.delim_check_jsonl, "d");
     assert_string_equal(f.cpu, "avx2");
+    assert_string_equal(f.cuda_kernels, "head");
     assert_true(!f.kv_reuse && f.tool_validate && f.tool_repair && f.delim_check);
     size_t n = 0;
     struct dg_flag_info v;
     while (dg_flags_info(n, &v))
         n++;
-    assert_int_equal(n, 27); /* as many as the list above: a new flag must be added there */
+    assert_int_equal(n, 28); /* as many as the list above: a new flag must be added there */
 }
 
 static void empty_means_unset_and_later_wins(void **state) {

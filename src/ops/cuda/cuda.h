@@ -33,6 +33,8 @@ struct dg_cuda_opts {
 /* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". False for
  * anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
+/* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
+enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;
 
 /* Brings a layer's expert stacks, whose bytes have just been written to the device, into the order this device's kernels read; nothing where
  * they read the file's. Uploading and drawing do so by themselves. */
@@ -83,5 +85,10 @@ void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g); /* N
 /* Milliseconds of device time between two marks (0 <= i < 64); waits for the second. NAN after a failure. */
 void dg_cuda_mark(struct dg_backend *be, int i);
 float dg_cuda_elapsed(struct dg_backend *be, int from, int to);
+
+/* For benches. Bytes read and written a second by the best of five device copies of so many bytes (which are allocated twice); 0 after a failure. */
+double dg_cuda_copy_rate(struct dg_backend *be, size_t bytes);
+/* Whether passes are recorded and replayed (they are at first). */
+void dg_cuda_replay_passes(struct dg_backend *be, bool on);
 
 #endif

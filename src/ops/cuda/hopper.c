@@ -1,7 +1,9 @@
 /* Compute capability 9.0: which op takes which of its kernels (kernels named *_sm90a), and their launches. An op that none of them serves goes
  * the portable way. The choice depends on the weights alone, never on the number of rows where that would change a bit. */
+#include "core/faults.h"
 #include "ops/cuda/state.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
@@ -32,6 +34,16 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
         o->chain = o->chain || groups[i].bit == DG_CUDA_H_CHAIN;
     }
     return true;
+}
+
+enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) {
+    char names[128] = "";
+    if (dg_cuda_parse_kernels(s ? s : "auto", o))
+        return DG_OK;
+    for (size_t i = 0, at = 0; i < sizeof groups / sizeof *groups && at < sizeof names; i++)
+        at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", groups[i].name);
+    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between",
+                   dg_clip(s, strlen(s)).s, names);
 }
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {

@@ -1,0 +1,70 @@
+/* bench: how fast a model, or random weights of its shape, run here. */
+#include "cli/bench.h"
+
+
+#include <string.h>
+
+static bool kind_of(const char *name, enum dg_bench_kind *kind) {
+    static const char *const names[] = {"step", "prefill", "load", "turn"};
+    for (int i = 0; i < 4; i++)
+        if (!strcmp(name, names[i])) {
+            *kind = (enum dg_bench_kind)i;
+            return true;
+        }
+    return false;
+}
+
+/* The command as the first line of the CSV says it, on one line whatever the arguments hold. */
+static void say_command(struct dg_buf *out, int argc, char **argv) {
+    dg_buf_init(out, 4096);
+    (void)dg_buf_str(out, "diffgemma");
+    for (int i = 0; i < argc; i++) {
+        (void)dg_buf_chr(out, ' ');
+        for (const char *p = argv[i]; *p; p++)
+            (void)dg_buf_chr(out, *p >= 0x20 && *p < 0x7f ? *p : '?');
+    }
+}
+
+int dg_cmd_bench(int argc, char **argv) {
+    struct dg_bench_opts o;
+    struct dg_buf command;
+    struct dg_error err = {0};
+    dg_bench_opts_init(&o, DG_BENCH_STEP);
+    o.tokens = 0; /* until the kind is known */
+    const struct dg_arg args[] = {
+        DG_MODEL_ARG(o.model),
+        {"synth", 0, DG_ARG_STR, &o.synth, 0, 0, "SHAPE",
+         "random weights instead: 26b-a4b or the path of a config.json; drawn on the GPU, or a pack in memory"},
+        {"layers", 0, DG_ARG_INT, &o.layers, 1, 512, "N", "with --synth: only the first N layers (default: all)"},
+        {"experts", 0, DG_ARG_STR, &o.experts, 0, 0, "FORMAT", "with --synth: q4 (default), q6, nvfp4, or on a GPU bf16"},
+        {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "with --synth on a GPU: standard deviation of the logits, about (default 5)"},
+        {"ctx", 'c', DG_ARG_INT, &o.ctx, 0, DG_CTX_MAX, "N", "step: tokens in the cache (default 512)"},
+        {"rows", 0, DG_ARG_INT, &o.rows, 1, 65536, "N", "step: positions (default: a canvas); prefill: tokens of a chunk (default 256)"},
+        {"tokens", 'n', DG_ARG_INT, &o.tokens, 1, DG_CTX_MAX, "N", "of the prompt; prefill: default 2048; turn with --synth: default 30"},
+        {"prompt", 'p', DG_ARG_STR, &o.prompt, 0, 0, "TEXT", "turn: the prompt (default: one that asks for a story)"},
+        {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "of a block, all run (default 8; a turn of a model: as it stops)"},
+        {"repeat", 'r', DG_ARG_INT, &o.repeat, 1, DG_BENCH_REPEATS_MAX, "N", "timed runs (default 7)"},
+        {"no-ops", 0, DG_ARG_FLAG, &o.no_ops, 0, 0, NULL, "step and prefill: whole passes only"},
+        {"kernels", 0, DG_ARG_STR, &o.model.cuda_kernels, 0, 0, "LIST", "as DGQ_CUDA_KERNELS"},
+        {"exact", 0, DG_ARG_FLAG, &o.model.exact, 0, 0, NULL, "f32 planes and sums"},
+        {"kv", 0, DG_ARG_STR, &o.model.kv, 0, 0, "TYPE", "KV element type: f16 (default), f32 or q8"},
+        {"backend", 0, DG_ARG_STR, &o.model.backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},
+        {"device", 0, DG_ARG_INT, &o.model.device, 0, 255, "N", "which GPU, from 0"},
+        {"cpu", 0, DG_ARG_STR, &o.model.cpu, 0, 0, "LEVEL", "strongest instruction set to use"},
+        {"threads", 't', DG_ARG_INT, &o.model.threads, 0, 256, "N", "CPU threads (default: all)"},
+    };
+    int first, status;
+    say_command(&command, argc, argv); /* before the options are put in front */
+    if (!dg_args_parse(argc, argv, dg_command_find("bench"), args, DG_ARGS_COUNT(args), 1, 1, &first, &status)) {
+        dg_buf_deinit(&command);
+        return status;
+    }
+    o.command = dg_buf_cstr(&command);
+    enum dg_status st = kind_of(argv[first], &o.kind) ? DG_OK : DG_FAIL(&err, DG_E_ARG, "'%s' is none of step, prefill, load, turn", argv[first]);
+    if (!o.tokens)
+        o.tokens = o.kind == DG_BENCH_TURN ? 30 : 2048;
+    if (st == DG_OK)
+        st = dg_bench(&o, &err);
+    dg_buf_deinit(&command);
+    return st == DG_OK ? status : dg_cli_fail("bench", &err);
+}
