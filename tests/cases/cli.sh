@@ -79,6 +79,8 @@ $sum<turn|>
 <|channel>thought
 <channel|>"
 answers "ask --kv f32" 90 ask --kv f32 -p "$sum"
+answers "ask --kv q8" 90 ask --backend cpu --kv q8 -p "$sum"
+DGQ_KV_Q8=1 answers "DGQ_KV_Q8" 90 ask --backend cpu -p "$sum"
 if [ ! "$slow" ]; then
     answers "ask --kv f16" 90 ask --kv f16 -p "$sum"
     answers "ask --backend ref" 90 ask --backend ref -p "$sum"

@@ -1,5 +1,6 @@
 /* What the type of the KV cache costs in logits: the bundled model at several lengths, f16 and q8 against f32. Prints the figures. */
 #include "ops/backends.h"
+#include "ops/kv_q8.h"
 #include "sampler/rng.h"
 #include "session/session.h"
 
@@ -128,7 +129,47 @@ static void cost(void **unused) {
     }
 }
 
+static void eight_bits(void **unused) {
+    (void)unused;
+    struct {
+        float scale;
+        int8_t q[8];
+    } head;
+    float x[5] = {1, -2, 0.5f, 127.0f / 64, -0.01f}, y[5];
+    assert_int_equal(dg_kv_head_bytes(DG_Q8, 5), sizeof head);
+    dg_kv_q8_store(x, 5, &head);
+    assert_true(head.scale == 2.0f / 127 && head.q[0] == 64 && head.q[1] == -127 && head.q[3] == 126 && head.q[5] == 0);
+    dg_kv_q8_load(&head, 5, y);
+    for (int i = 0; i < 5; i++)
+        assert_true(fabsf(y[i] - x[i]) <= head.scale * 0.501f);
+    const float nothing[5] = {0, -0.0f, 1e-44f, 0, 0}, lost[5] = {1, NAN, 2, 3, 4}, infinite[5] = {1, 2, -INFINITY, 3, 4};
+    dg_kv_q8_store(nothing, 5, &head);
+    dg_kv_q8_load(&head, 5, y);
+    for (int i = 0; i < 5; i++)
+        assert_true(y[i] == 0);
+    dg_kv_q8_store(lost, 5, &head);
+    dg_kv_q8_load(&head, 5, y);
+    assert_true(isnan(y[0]) && isnan(y[4]));
+    dg_kv_q8_store(infinite, 5, &head);
+    dg_kv_q8_load(&head, 5, y);
+    assert_true(isnan(y[0]) && isnan(y[2]));
+}
+
+static void refused(void **unused) {
+    (void)unused;
+    struct dg_error err = {0};
+    struct dg_kv kv;
+    const struct dg_ops *ops = be->ops;
+    struct dg_ops without = *ops;
+    without.kv_q8 = false;
+    be->ops = &without;
+    assert_int_equal(dg_kv_init(&kv, be, 256, 64, 64, DG_Q8, &err), DG_E_UNSUPPORTED);
+    assert_non_null(strstr(dg_error_text(&err), "use --kv f16"));
+    dg_error_clear(&err);
+    be->ops = ops;
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(cost)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(eight_bits), cmocka_unit_test(refused), cmocka_unit_test(cost)};
     return cmocka_run_group_tests(tests, open_mini, close_mini);
 }
