@@ -52,15 +52,22 @@ static const struct dg_ops cpu_ops = {
 static enum dg_status cpu_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
     struct dg_cpu *c = be->impl;
     struct dg_reserve cap = c->cap;
-#define GROW(f) cap.f = want->f > cap.f ? want->f : cap.f
-    GROW(rows);
-    GROW(ctx);
-    GROW(k_max);
-    GROW(topk);
-    GROW(experts);
-    GROW(moe);
-    GROW(hidden);
+    bool grown = false;
+#define GROW(f)              \
+    if (want->f > cap.f) {   \
+        cap.f = want->f;     \
+        grown = true;        \
+    }
+    GROW(rows)
+    GROW(ctx)
+    GROW(k_max)
+    GROW(topk)
+    GROW(experts)
+    GROW(moe)
+    GROW(hidden)
 #undef GROW
+    if (!grown && c->rows.query)
+        return DG_OK;
     struct dg_cpu_gemm gemm = {0};
     struct dg_cpu_rows rows = {0};
     enum dg_status st = DG_OK;
