@@ -327,6 +327,7 @@ enum dg_status dg_bench_session(struct dg_bench_rig *b, int64_t tokens, int64_t 
     say_keys(b);
     DG_TRY(floors(b, err));
     fprintf(b->o->out, DG_BENCH_COLUMNS "\n");
+    fflush(b->o->out);
     return DG_OK;
 }
 

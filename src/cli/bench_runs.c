@@ -311,9 +311,11 @@ enum dg_status dg_bench_load(struct dg_bench_rig *b, struct dg_error *err) {
             return DG_FAIL(err, DG_E_CANCELLED, "interrupted");
         DG_TRY(load_once(b, &open[i < 0 ? 0 : i], &ready[i < 0 ? 0 : i], err));
         bytes = model_bytes(b->r.model);
-        if (i < 0)
+        if (i < 0) {
             fprintf(o->out, "# %s\n# diffgemma %s, backend %s%s\n" DG_BENCH_COLUMNS "\n", o->command, dg_version(), b->r.be->ops->name,
                     b->r.be->ops->host_memory ? ": weights stay where they are mapped" : "");
+            fflush(o->out);
+        }
         unload(b);
     }
     for (int64_t i = 0; i < o->repeat; i++) {
