@@ -42,7 +42,8 @@ LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 TEST_SRC := $(wildcard tests/unit/*.c tests/oracle/*.c tests/ops/*.c tests/fuzz/*.c)
 TEST_BIN := $(foreach t,$(TEST_SRC),$(B)/tests/$(basename $(notdir $(t))))
 SUPPORT_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/support/*.c))
-BENCH_SRC := $(wildcard bench/*.c)
+# the yardstick of the products is built where its library is
+BENCH_SRC := $(filter-out $(if $(wildcard /usr/include/dnnl.h),,bench/onednn.c),$(wildcard bench/*.c))
 BENCH_BIN := $(foreach t,$(BENCH_SRC),$(B)/bench/$(basename $(notdir $(t))))
 
 # CUDA kernels. `make cuda` compiles them with nvcc, one fatbin a file, and from then on this build folder's binary carries them; without it the
@@ -124,10 +125,12 @@ $(B)/tests/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(SUPPORT_OBJ) $(B)/libdi
 endef
 $(foreach t,$(TEST_SRC),$(eval $(call TEST_RULE,$(t))))
 
+$(B)/bench/onednn: LDLIBS += -ldnnl
+
 define BENCH_RULE
 $(B)/bench/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(B)/libdiffgemma.a
 	@mkdir -p $$(@D)
-	$(CC) $(LDFLAGS) -o $$@ $$^ $(LDLIBS)
+	$(CC) $(LDFLAGS) -o $$@ $$^ $$(LDLIBS)
 endef
 $(foreach t,$(BENCH_SRC),$(eval $(call BENCH_RULE,$(t))))
 

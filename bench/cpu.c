@@ -131,19 +131,23 @@ static bool wanted(const char *what) { return !b.filter || strstr(what, b.filter
 
 /* flops, bytes: of one run. */
 static void measure(const char *what, run_fn *fn, void *ctx, double flops, double bytes, bool memory_bound) {
-    double t[99], ratio[99];
+    double t[99], ratio[99], fastest = 0, most = 0;
     fn(ctx);
     for (int i = 0; i < b.repeat; i++) {
         double start = now(), cpu_start = clock_now();
         fn(ctx);
         t[i] = now() - start;
         double cpu = clock_now() - cpu_start;
-        ratio[i] = memory_bound ? bytes / cpu * 1e-9 / bandwidth() : flops / cpu * 1e-9 / peak();
+        double rate = (memory_bound ? bytes : flops) / cpu * 1e-9, limit = memory_bound ? bandwidth() : peak();
+        ratio[i] = rate / limit;
+        fastest = rate > fastest ? rate : fastest;
+        most = limit > most ? limit : most;
     }
     double s = median(t, b.repeat);
     printf("%s,%.4g,ms,%s\n", what, s * 1e3, b.command);
     printf("%s,%.4g,%s,%s\n", what, memory_bound ? bytes / s * 1e-9 : flops / s * 1e-9, memory_bound ? "GB/s" : "GFLOP/s", b.command);
     printf("%s,%.3f,%s,%s\n", what, median(ratio, b.repeat), memory_bound ? "of read bandwidth" : "of multiply-add peak", b.command);
+    printf("%s,%.3f,%s,%s\n", what, fastest / most, memory_bound ? "best of best read bandwidth" : "best of best multiply-add peak", b.command);
     fflush(stdout);
 }
 
@@ -229,6 +233,35 @@ static void linear(enum dg_format fmt, int m, int n, bool memory_bound) {
     dg_plane_free(b.be, &c.x);
     dg_plane_free(b.be, &c.y);
     dg_free(w);
+}
+
+/* One thread against all of them, turn by turn, by the wall clock. */
+static void scaling(const struct dg_cpu_opts *o, const struct dg_reserve *r, const struct dg_model *model) {
+    const char *what = "scaling linear q4_block 256x2816x2816";
+    struct dg_backend *all = b.be, *one = NULL;
+    struct dg_cpu_opts single = *o;
+    double ratio[99];
+    single.threads = 1;
+    if (!wanted(what) || dg_pool_threads(all->pool) == 1)
+        return;
+    if (dg_cpu_create(&one, model, &single, NULL) != DG_OK || dg_backend_reserve(one, r, NULL) != DG_OK)
+        need(NULL);
+    uint8_t *w = weights(DG_FMT_Q4_BLOCK, 1, HIDDEN, HIDDEN);
+    struct linear_case c = {plane(ROWS, HIDDEN, all->ops->act), plane(ROWS, HIDDEN, all->ops->act), {DG_FMT_Q4_BLOCK, HIDDEN, HIDDEN, w, 0}};
+    for (int i = -1; i < b.repeat; i++) {
+        double start = now();
+        b.be = one;
+        run_linear(&c);
+        double middle = now();
+        b.be = all;
+        run_linear(&c);
+        ratio[i < 0 ? 0 : i] = (middle - start) / (now() - middle);
+    }
+    printf("%s 1 to %d threads,%.3f,times,%s\n", what, dg_pool_threads(all->pool), median(ratio, b.repeat), b.command);
+    dg_plane_free(all, &c.x);
+    dg_plane_free(all, &c.y);
+    dg_free(w);
+    dg_backend_destroy(one);
 }
 
 struct expert_case {
@@ -357,6 +390,7 @@ int main(int argc, char **argv) {
     for (int f = 0; f < 5; f++)
         linear(all[f], 1, 65536, true);
     linear(DG_FMT_BF16, 8, 65536, true);
+    scaling(&o, &r, &model);
     experts(DG_FMT_Q4_BLOCK, ROWS);
     experts(DG_FMT_Q6_BLOCK, ROWS);
     experts(DG_FMT_NVFP4_BLOCK, ROWS);

@@ -284,8 +284,9 @@ int main(int argc, char **argv) {
         else if (i + 1 < argc && !strcmp(argv[i], "--cpu"))
             bo.cpu[0] = argv[i + 1];
     }
-    static struct dg_model model = {.cfg = {.vocab = VOCAB, .hidden = HIDDEN, .canvas = ROWS, .heads = HEADS, .experts = 128, .topk = 8, .moe = 704, .steps_max = 48, .entropy_bound = 0.1, .t_min = 0.4,
-                                             .t_max = 0.8, .stability = 1, .confidence = 0.005}};
+    static struct dg_model model = {
+        .cfg = {.vocab = VOCAB, .hidden = HIDDEN, .canvas = ROWS, .heads = HEADS, .experts = 128, .topk = 8, .moe = 704, .steps_max = 48,
+                .entropy_bound = 0.1, .t_min = 0.4, .t_max = 0.8, .stability = 1, .confidence = 0.005}};
     struct dg_error err = {0};
     struct dg_backend *be = NULL;
     struct dg_reserve need_scratch = {.rows = ROWS, .ctx = 33280, .k_max = 8192, .topk = 8, .experts = 128, .moe = 704, .hidden = HIDDEN};

@@ -119,11 +119,13 @@ for a in 1 2 3 4 5 6 7; do
     echo "What is $a plus 1$a? Reply with only the number."
 done >>"$work/terse"
 printf 'How many days are in a week? Reply with only a number.\nYes or no?\nOne word.\n' >>"$work/terse"
+rounds=${DG_LONG:+5} # seeds of each question
 for think in off on; do
-    awk '{ print "/reset"; print "/seed " NR; print }' "$work/terse" | $chat --steps 6 $([ $think = on ] && echo --think) >"$work/both" 2>&1
+    awk -v rounds="${rounds:-1}" '{ for (r = 0; r < rounds; r++) { print "/reset"; print "/seed " NR + 1000 * r; print } }' "$work/terse" |
+        $chat --steps 6 $([ $think = on ] && echo --think) >"$work/both" 2>&1
     silent=$(awk '/next seed/ { if (n && !said) silent++; n++; said = 0; next } /conversation is forgotten|using the/ { next } NF { said = 1 }
         END { if (!said) silent++; print n + 0 ":" silent + 0 }' "$work/both")
-    same "terse: 30 questions, thinking $think: none is met with silence" "30:0" "$silent"
+    same "terse: 30 questions, thinking $think: none is met with silence" "$((30 * ${rounds:-1})):0" "$silent"
     if grep -qE '<\||\|>' "$work/both"; then bad "terse: thinking $think: no control token" "there is one"; else ok "terse: thinking $think: no control token"; fi
 done
 

@@ -1,7 +1,8 @@
 /* exp, tanh and gelu on the vectors of the simd_<isa>.h included before it; f32, a few units in the last place.
  *
- * exp(x) = 2^n exp(r), |r| <= ln(2)/2: the remainder in two parts (Cody and Waite), its exponential as the polynomial of
- * degree 7 of Cephes' expf: within 1 ulp, where the Taylor series of degree 6 was off by 2.8 at |r| near its limit. The scale is applied in two halves, so that subnormal results come out right. */
+ * exp(x) = 2^n exp(r), |r| <= ln(2)/2: the remainder in two parts (Cody and Waite), its exponential as the polynomial
+ * of degree 7 of Cephes' expf: within 1 ulp, where the Taylor series of degree 6 is off by 2.8 at |r| near its limit. The scale is applied
+ * in two halves, so that subnormal results come out right. */
 #ifndef DG_OPS_CPU_SIMD_MATH_H
 #define DG_OPS_CPU_SIMD_MATH_H
 

@@ -66,8 +66,9 @@ struct dg_vec_kernels {
     void (*axpy_bf16)(float *y, const uint16_t *const *w, const float *p, int n_rows, int64_t n);
 
     double (*sum_squares)(const float *x, int64_t n);
-    void (*scale)(const float *x, float r, const float *w, float mul, int64_t n, float *y);                           /* x * r * w * mul; w may be NULL */
-    void (*scale_add)(const float *x, float r, const float *w, const float *res, float mul, int64_t n, float *y);     /* (res + x * r * w) * mul */
+    /* y = x * r * w * mul; y = (res + x * r * w) * mul; y = a * ra * wa + b * rb * wb. Weights may be NULL. */
+    void (*scale)(const float *x, float r, const float *w, float mul, int64_t n, float *y);
+    void (*scale_add)(const float *x, float r, const float *w, const float *res, float mul, int64_t n, float *y);
     void (*scale_pair)(const float *a, float ra, const float *wa, const float *b, float rb, const float *wb, int64_t n, float *y);
     void (*add)(const float *a, const float *b, int64_t n, float *y);
     /* One head of 2 * half values times r * w, rotated in split halves. */
