@@ -57,7 +57,8 @@ static void measure(dnnl_engine_t engine, dnnl_stream_t stream, const char *name
     qsort(t, REPEATS, sizeof *t, by_value);
     const char *impl = "";
     dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, (void *)&impl);
-    printf("onednn %s %dx%dx%d %s,%.4g,GFLOP/s,OMP_NUM_THREADS=1 build/bench/onednn\n", name, ROWS, n, K, impl, 2.0 * ROWS * n * K / t[REPEATS / 2] * 1e-9);
+    printf("onednn %s %dx%dx%d %s,%.4g,GFLOP/s,OMP_NUM_THREADS=1 build/bench/onednn\n", name, ROWS, n, K, impl,
+           2.0 * ROWS * n * K / t[REPEATS / 2] * 1e-9);
     dnnl_memory_destroy(mx);
     dnnl_memory_destroy(mw);
     dnnl_memory_destroy(my);

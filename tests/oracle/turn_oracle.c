@@ -4,8 +4,8 @@
  * steps of every block must be those of the file, reference-mode runs (no first-step signal, reference stops) likewise. A second pass with
  * what users get by default (top-k attention, f16 KV, sparse self-conditioning) is printed and not judged. A case whose stored trajectory
  * has a step with a top-2 margin below 0.05 is fragile: rounding alone may turn it. When one differs it is named and counted apart, as
- * skipped; all others must agree. --exact-only leaves the second pass out, --every N takes the first of every N cases, for runs that are slow. The last line
- * is "N passed, N failed", with ", N skipped" when a fragile case differs. */
+ * skipped; all others must agree. --exact-only leaves the second pass out, --every N takes the first of every N cases, for runs that are slow.
+ * The last line is "N passed, N failed", with ", N skipped" when a fragile case differs. */
 #include "ops/backends.h"
 #include "support/turns.h"
 
