@@ -307,6 +307,16 @@ static void describe(const struct dg_bench_rig *b) {
             be->ops->act == DG_BF16 ? "bf16" : "f32", text[0] ? ", " : "", text, (double)b->s->kv.bytes / (1 << 30));
 }
 
+static void say_keys(const struct dg_bench_rig *b) {
+    int32_t k = b->o->kind == DG_BENCH_PREFILL ? b->so.attention.topk_prefill : b->so.attention.topk_denoise;
+    char text[32] = "all";
+    if (k == DG_TOPK_DYN)
+        snprintf(text, sizeof text, "by context, 64 to 512");
+    else if (k)
+        snprintf(text, sizeof text, "%d", k);
+    fprintf(b->o->out, "# keys a query takes on full layers: %s\n", text);
+}
+
 enum dg_status dg_bench_session(struct dg_bench_rig *b, int64_t tokens, int64_t chunk, struct dg_error *err) {
     const struct dg_config *c = &b->r.be->model->cfg;
     b->so.ctx = tokens + c->canvas > c->canvas + 1 ? tokens + c->canvas : c->canvas + 1;
@@ -314,8 +324,10 @@ enum dg_status dg_bench_session(struct dg_bench_rig *b, int64_t tokens, int64_t 
     DG_TRY(dg_session_create(&b->s, b->r.be, &b->so, err));
     b->s->cancel = b->stream.cancel;
     describe(b);
+    say_keys(b);
     DG_TRY(floors(b, err));
     fprintf(b->o->out, DG_BENCH_COLUMNS "\n");
+    fflush(b->o->out);
     return DG_OK;
 }
 

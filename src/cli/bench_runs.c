@@ -12,6 +12,8 @@
 
 #define INV_T 1.25f
 #define LOOP_STEPS 8
+#define LONG_CTX 65536  /* a cache longer than this is filled in larger chunks, */
+#define LONG_CHUNK 1024 /* of so many tokens */
 
 static enum dg_status no_memory(struct dg_error *err) { return DG_FAIL(err, DG_E_NOMEM, "not enough memory to measure with"); }
 
@@ -202,7 +204,7 @@ enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
     if (s.rows > c->canvas)
         return DG_FAIL(err, DG_E_ARG, "--rows %d: a canvas of this model has %d positions", s.rows, c->canvas);
-    DG_TRY(dg_bench_session(b, o->ctx, 0, err));
+    DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX ? LONG_CHUNK : 0, err));
     int32_t *ids = dg_bench_ids(b, o->ctx + s.rows);
     s.canvas = ids ? ids + o->ctx : NULL;
     enum dg_status st = ids ? dg_session_extend(b->s, ids, (size_t)o->ctx, NULL, NULL, err) : no_memory(err);
@@ -311,9 +313,11 @@ enum dg_status dg_bench_load(struct dg_bench_rig *b, struct dg_error *err) {
             return DG_FAIL(err, DG_E_CANCELLED, "interrupted");
         DG_TRY(load_once(b, &open[i < 0 ? 0 : i], &ready[i < 0 ? 0 : i], err));
         bytes = model_bytes(b->r.model);
-        if (i < 0)
+        if (i < 0) {
             fprintf(o->out, "# %s\n# diffgemma %s, backend %s%s\n" DG_BENCH_COLUMNS "\n", o->command, dg_version(), b->r.be->ops->name,
                     b->r.be->ops->host_memory ? ": weights stay where they are mapped" : "");
+            fflush(o->out);
+        }
         unload(b);
     }
     for (int64_t i = 0; i < o->repeat; i++) {

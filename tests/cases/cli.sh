@@ -488,6 +488,18 @@ csv "bench load of random weights" "open ready" load --synth "$shape" --layers 1
 csv "bench turn" "prompt steps first_text turn" turn -m "$DG_ROOT/models/mini" -p "Compute 9." --repeat 1 --backend cpu
 csv "bench turn of random weights" "prompt steps first_text turn" turn --synth "$shape" --layers 1 -n 7 --steps 3 --repeat 1 --backend cpu
 [ "$(grep -cE '^(prompt,7|steps,3|turn,64),' "$out")" -eq 3 ] && pass "bench turn: tokens and steps" || miss "bench turn: tokens and steps" "$(cut -d, -f 1,2 "$out" | tail -n 4 | tr '\n' ' ')"
+: >"$out" # what the last one wrote would look like this one's beginning
+env --default-signal=INT "$dg" bench load --synth "$shape" --layers 1 --repeat 1000 --backend cpu >"$out" 2>"$err" </dev/null &
+pid=$!
+i=0
+while [ ! -s "$out" ] && [ $i -lt 600 ]; do
+    sleep 0.1
+    i=$((i + 1))
+done
+kill -INT $pid
+wait $pid
+status=$?
+[ "$status" -eq 130 ] && said | grep -q interrupted && pass "Ctrl-C ends a bench" || miss "Ctrl-C ends a bench" "status $status"
 [ "$(find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'diffgemma-bench-*' 2>/dev/null | wc -l)" -eq "$before" ] && pass "bench leaves nothing behind" ||
     miss "bench leaves nothing behind" "folders diffgemma-bench-*"
 
