@@ -2,42 +2,61 @@
  * the portable way. The choice depends on the weights alone, never on the number of rows where that would change a bit. */
 #include "ops/cuda/state.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}};
+
+/* A word of the list: n bytes at s. */
+static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *listed) {
+    char word[32];
+    int value, used = 0;
+    if (n >= sizeof word)
+        return false;
+    memcpy(word, s, n);
+    word[n] = '\0';
+    bool full = sscanf(word, "split_full=%d%n", &value, &used) == 1 && used == (int)n;
+    if (full || (sscanf(word, "split=%d%n", &value, &used) == 1 && used == (int)n)) {
+        *(full ? &o->tune.split_full : &o->tune.split) = value;
+        return value >= 64 && value % 64 == 0 && value <= 1 << 20;
+    }
+    if (strcmp(word, "plain") == 0 || strcmp(word, "auto") == 0) {
+        o->tune.plain = o->tune.plain || word[0] == 'p';
+        return true;
+    }
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
+        if (strcmp(groups[i].name, word) == 0) {
+            o->without = (*listed ? o->without : DG_CUDA_H_ALL) & ~groups[i].bit;
+            *listed = true;
+            return true;
+        }
+    return false;
+}
 
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
-    o->kernels = DG_CUDA_AUTO;
-    o->without = 0;
-    o->chain = false;
-    if (strcmp(s, "auto") == 0)
+    bool listed = false;
+    o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
+    o->without = o->kernels == DG_CUDA_AUTO ? 0 : DG_CUDA_H_ALL;
+    memset(&o->tune, 0, sizeof o->tune);
+    if (o->kernels != DG_CUDA_AUTO)
         return true;
-    o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : DG_CUDA_PORTABLE;
-    if (strcmp(s, "simple") == 0 || strcmp(s, "portable") == 0)
-        return true;
-    o->kernels = DG_CUDA_AUTO;
-    o->without = DG_CUDA_H_ALL;
     for (size_t n; *s; s += n + (s[n] == ',')) {
-        size_t i = 0;
         n = strcspn(s, ",");
-        while (i < sizeof groups / sizeof *groups && (strlen(groups[i].name) != n || strncmp(groups[i].name, s, n) != 0))
-            i++;
-        if (i == sizeof groups / sizeof *groups)
+        if (!take_word(s, n, o, &listed))
             return false;
-        o->without &= ~groups[i].bit;
-        o->chain = o->chain || groups[i].bit == DG_CUDA_H_CHAIN;
     }
     return true;
 }
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
-    cu->chain = o->chain && cu->major >= 9 && cu->d.launch_ex;
+    cu->chain = !(o->without & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
     cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without : 0;
+    cu->tune = o->tune;
 }
 
 static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1) / tile); }
@@ -100,6 +119,31 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
     if (map_rows(be, &t.x, true, a->x.p, k, a->rows, pitch, g.bt))
         dgc_launch_gemm(be, g.k, tiles(glu ? t.n[0] : n, glu ? g.bw / 2 : g.bw), tiles(a->rows, g.bt), DGC_GEMM_SHARED(g.bw, g.bt, g.stages), &t);
     return true;
+}
+
+/* Keys or values in tiles of 64 by 256 dimensions of one head, 64 dimensions after another. */
+static bool map_keys(struct dg_backend *be, struct dgc_tmap *m, void *p, const struct dgc_kv *kv) {
+    enum { F16 = 6, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
+    const uint64_t cols = (uint64_t)kv->kv_heads * (uint64_t)kv->hd, dims[3] = {64, (uint64_t)kv->slots, cols / 64}, strides[2] = {cols * 2, 128};
+    const uint32_t box[3] = {64, 64, 4}, step[3] = {1, 1, 1};
+    return dg_cuda_ok(be, dg_cuda_of(be)->d.tensor_map_tiled(m, F16, 3, p, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0),
+                      "describing keys");
+}
+
+bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y) {
+    return (cu->hopper & DG_CUDA_H_ATTENTION) && q->dtype == DG_BF16 && y->dtype == DG_BF16 && at_vectors(q->data, q->ld * 2) &&
+           at_vectors(y->data, y->ld * 2) && kv->dtype == DG_F16 && (kv->hd == 256 || kv->hd == 512) && kv->slots >= 64 &&
+           kv->slots < INT32_MAX && (!kv->ring || kv->slots % 64 == 0) && at_vectors(kv->k, 0) && at_vectors(kv->v, 0);
+}
+
+void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
+    static const enum dg_cuda_kernel by[2][2] = {{DGC_K_flash_sm90_256, DGC_K_flash_sm90_512},
+                                                 {DGC_K_flash_sm90_256_plain, DGC_K_flash_sm90_512_plain}};
+    int32_t hd = a->kv.hd, rows = DGC_FLASH_ROWS_SM90(hd);
+    struct dgc_flash_sm90_args t = {.f = *a};
+    if (map_keys(be, &t.k, a->kv.k, &a->kv) && map_keys(be, &t.v, a->kv.v, &a->kv))
+        dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], tiles((int64_t)a->n * (a->heads / a->kv.kv_heads), rows) * (unsigned)a->kv.kv_heads,
+                              (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
 }
 
 #define HEAD_ROWS 256 /* of one launch */

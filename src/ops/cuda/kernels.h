@@ -402,6 +402,17 @@ struct dgc_flash_args {
     int32_t row0; /* the first row's place in the batch */
 };
 
+/* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
+ * Maps of keys and values: f16 {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, 128-byte swizzle. Grid as for flash, with tiles of
+ * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
+struct dgc_flash_sm90_args {
+    struct dgc_tmap k, v;
+    struct dgc_flash_args f;
+};
+#define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
+#define DGC_FLASH_STAGES 5
+#define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
+
 struct dgc_flash_join_args {
     const float *part, *stat;
     struct dgc_plane y;
@@ -435,7 +446,7 @@ struct dgc_top_attention_args {
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
-    A(gemm) A(head_sm90) A(head_stats) A(soft_sm90)
+    A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
 #define DGC_KERNELS_PORTABLE(K)                                     \
@@ -500,7 +511,11 @@ struct dgc_top_attention_args {
     K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
     K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
     K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
-    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)
+    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
+    K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_256_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_512_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 
