@@ -188,17 +188,38 @@ static bool fits(int32_t hidden, int32_t moe) {
 }
 
 static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
-    struct dgc_moe_repack_args a = {(uint8_t *)(uintptr_t)s->dev, s->n, s->k, glu};
-    dgc_launch_moe_repack(be, DGC_K_moe_repack, (unsigned)(s->e * (s->n / 64)), 1, 64 * ((unsigned)s->k / 32 * 20), &a);
+    uint8_t *w = (uint8_t *)(uintptr_t)s->dev;
+    unsigned blocks = (unsigned)(s->e * (s->n / 64));
+    if (s->fmt == DG_FMT_Q4_BLOCK) {
+        struct dgc_moe_repack_args a = {w, s->n, s->k, glu};
+        dgc_launch_moe_repack(be, DGC_K_moe_repack, blocks, 1, 64 * ((unsigned)s->k / 32 * 20), &a);
+    } else {
+        size_t bytes = (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k);
+        struct dgc_moe_repack_nv_args a = {w, dg_cuda_alloc_raw(be, bytes, "reordering an expert stack"), s->n, s->k, glu, s->e};
+        if (!a.to)
+            return;
+        dgc_launch_moe_repack_nv(be, DGC_K_moe_repack_nv, blocks, 1, 0, &a);
+        struct dg_cuda *cu = dg_cuda_of(be);
+        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)a.to, bytes, cu->stream), "reordering an expert stack");
+        dg_cuda_free(be, a.to);
+    }
     s->reordered = true;
 }
 
 void dg_cuda_prepare_experts(struct dg_backend *be, struct dg_stack *gate_up, struct dg_stack *down) {
-    if (!(dg_cuda_of(be)->hopper & DG_CUDA_H_EXPERTS) || !gate_up->dev || !down->dev || gate_up->fmt != DG_FMT_Q4_BLOCK ||
-        down->fmt != DG_FMT_Q4_BLOCK || gate_up->e > DGC_MOE_EXPERTS || !fits(down->n, down->k) || gate_up->reordered)
+    enum dg_format f = gate_up->fmt;
+    unsigned needed = DG_CUDA_H_EXPERTS | (f == DG_FMT_NVFP4_BLOCK ? DG_CUDA_H_NVFP4 : 0);
+    if ((dg_cuda_of(be)->hopper & needed) != needed || !gate_up->dev || !down->dev || (f != DG_FMT_Q4_BLOCK && f != DG_FMT_NVFP4_BLOCK) ||
+        down->fmt != f || gate_up->e > DGC_MOE_EXPERTS || !fits(down->n, down->k) || gate_up->reordered)
         return;
     reorder(be, gate_up, true);
     reorder(be, down, false);
+}
+
+/* Where the global scales of a reordered nvfp4 stack are. */
+static const float *globals(const struct dg_stack *s) {
+    size_t rows = (size_t)s->e * (size_t)(s->n * dg_format_row_bytes(s->fmt, s->k));
+    return s->fmt == DG_FMT_NVFP4_BLOCK ? (const float *)(uintptr_t)(s->dev + rows) : NULL;
 }
 
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
@@ -213,12 +234,14 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
                                   pairs, gate_up->e, many ? DGC_MOE_MANY : DGC_MOE_FEW, x->rows, hidden};
     dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
     struct dgc_moe_args up = {(const uint8_t *)(uintptr_t)gate_up->dev, cu->s.moe_x, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair, cu->s.h,
-                              hidden, moe, routing->k};
+                              hidden, moe, routing->k, globals(gate_up)};
     struct dgc_moe_args dn = {(const uint8_t *)(uintptr_t)down->dev, cu->s.h, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair,
-                              cu->s.pair_y, moe, hidden, 0};
-    dgc_launch_moe(be, many ? DGC_K_moe_up_n64 : DGC_K_moe_up_n24, blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
-    dgc_launch_moe(be, many ? DGC_K_moe_down_n64 : DGC_K_moe_down_n24, blocks, 1,
-                   (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
+                              cu->s.pair_y, moe, hidden, 0, globals(down)};
+    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n64}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n64}};
+    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n64}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n64}};
+    bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
+    dgc_launch_moe(be, ups[nv][many], blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
+    dgc_launch_moe(be, downs[nv][many], blocks, 1, (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
     if (at_vectors(y->data, y->ld * 4)) {
         struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, hidden};
         dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)x->rows, tiles(hidden / 4, 352), 0, &s);

@@ -265,6 +265,13 @@ struct dgc_moe_repack_args {
     int32_t rows, k, glu;
 };
 
+/* An nvfp4 stack of `experts` in the file's order at `from`, reordered to another place. Otherwise likewise, without shared memory. */
+struct dgc_moe_repack_nv_args {
+    const uint8_t *from;
+    uint8_t *to;
+    int32_t rows, k, glu, experts;
+};
+
 struct dgc_moe_entry {
     int32_t expert, slot, n, pad;
 };
@@ -288,6 +295,7 @@ struct dgc_moe_args {
     const int32_t *n_entries, *slot_pair;
     void *out;
     int32_t k, rows, topk;
+    const float *global; /* nvfp4: a factor of each expert's weights; NULL otherwise */
 };
 /* dynamic shared memory */
 #define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
@@ -445,7 +453,7 @@ struct dgc_top_attention_args {
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
-    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
+    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
     A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
@@ -498,6 +506,11 @@ struct dgc_top_attention_args {
 #define DGC_KERNELS_SM90A(K)                                        \
     K(moe_repack, moe_repack, experts_sm90a, 512, DGC_SHARED_SM90)  \
     K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
+    K(moe_repack_nv, moe_repack_nv, experts_sm90a, 512, 0)          \
+    K(moe_up_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_up_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_down_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
+    K(moe_down_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
     K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
     K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
     K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
