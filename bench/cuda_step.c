@@ -272,6 +272,7 @@ int main(int argc, char **argv) {
     if (dg_cuda_create_random(&be, &shape, &opts, &err) != DG_OK)
         die(&err);
     int32_t most = rows > cfg.canvas ? rows : cfg.canvas;
+    most = ctx > 65536 && most < 1024 ? 1024 : most;
     struct dg_reserve r = {.rows = most, .ctx = ctx + most, .k_max = 8192, .topk = 8, .experts = 128, .moe = 704, .hidden = 2816};
     if (dg_backend_reserve(be, &r, &err) != DG_OK || dg_kv_init(&kv, be, ctx + most, 4096, most, DG_F16, &err) != DG_OK ||
         dg_planes_init(&pl, be, most, &err) != DG_OK)
@@ -280,12 +281,12 @@ int main(int argc, char **argv) {
     size_t weights = 0, used = dg_cuda_memory(be, &weights);
     fprintf(stderr, "# %s; copy %.0f GB/s; weights %.2f GiB, beside them and the cache of %.2f GiB: %.2f GiB\n", dg_cuda_describe(be), copy_gbs,
             (double)weights / (1 << 30), (double)kv.bytes / (1 << 30), (double)(used - weights - kv.bytes) / (1 << 30));
-    for (int32_t i = 0; i < rows; i++)
+    for (int32_t i = 0; i < most; i++)
         canvas[i] = (int32_t)((uint32_t)i * 2654435761u % (uint32_t)cfg.vocab);
     /* the bidirectional pass sees what is in the cache: fill it by prefill */
     while (kv.len < ctx) {
         int32_t n = ctx - kv.len < most ? (int32_t)(ctx - kv.len) : most;
-        if (dg_forward_prefill(be, &pl, &kv, canvas, n < rows ? n : rows, NULL, NULL, &err) != DG_OK)
+        if (dg_forward_prefill(be, &pl, &kv, canvas, n, NULL, NULL, &err) != DG_OK)
             die(&err);
     }
     batch = (struct dg_batch){rows, rows, ctx, rows > cfg.canvas, -1, 0};
