@@ -31,6 +31,7 @@ enum {
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
 struct dg_cuda_tune {
     int32_t split, split_full; /* keys of a part of an attention row in sliding and in full layers, multiples of 64 */
+    bool flat;                 /* keys are copied 64 dimensions at a time */
     bool plain;                /* attention finishes a tile of keys before it begins the next one's scores */
 };
 
@@ -46,7 +47,7 @@ struct dg_cuda_opts {
 };
 
 /* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
- * may have split=N, split_full=N and plain (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
+ * may have split=N, split_full=N, plain and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 
 /* Brings a layer's expert stacks, whose bytes have just been written to the device, into the order this device's kernels read; nothing where

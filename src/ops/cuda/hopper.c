@@ -24,8 +24,9 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *lis
         *(full ? &o->tune.split_full : &o->tune.split) = value;
         return value >= 64 && value % 64 == 0 && value <= 1 << 20;
     }
-    if (strcmp(word, "plain") == 0 || strcmp(word, "auto") == 0) {
+    if (strcmp(word, "plain") == 0 || strcmp(word, "flat") == 0 || strcmp(word, "auto") == 0) {
         o->tune.plain = o->tune.plain || word[0] == 'p';
+        o->tune.flat = o->tune.flat || word[0] == 'f';
         return true;
     }
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
@@ -122,12 +123,11 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
 }
 
 /* Keys or values in tiles of 64 by 256 dimensions of one head, 64 dimensions after another. */
-static bool map_keys(struct dg_backend *be, struct dgc_tmap *m, void *p, const struct dgc_kv *kv) {
+static bool map_keys_deep(struct dg_backend *be, struct dgc_tmap *m, void *p, const struct dgc_kv *kv) {
     enum { F16 = 6, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
     const uint64_t cols = (uint64_t)kv->kv_heads * (uint64_t)kv->hd, dims[3] = {64, (uint64_t)kv->slots, cols / 64}, strides[2] = {cols * 2, 128};
     const uint32_t box[3] = {64, 64, 4}, step[3] = {1, 1, 1};
-    return dg_cuda_ok(be, dg_cuda_of(be)->d.tensor_map_tiled(m, F16, 3, p, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0),
-                      "describing keys");
+    return dg_cuda_of(be)->d.tensor_map_tiled(m, F16, 3, p, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0) == 0;
 }
 
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y) {
@@ -141,7 +141,11 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
                                                  {DGC_K_flash_sm90_256_plain, DGC_K_flash_sm90_512_plain}};
     int32_t hd = a->kv.hd, rows = DGC_FLASH_ROWS_SM90(hd);
     struct dgc_flash_sm90_args t = {.f = *a};
-    if (map_keys(be, &t.k, a->kv.k, &a->kv) && map_keys(be, &t.v, a->kv.v, &a->kv))
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * hd;
+    /* a driver may refuse strides that do not ascend */
+    t.deep = !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
+    if (t.deep || (map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) && map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
         dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], tiles((int64_t)a->n * (a->heads / a->kv.kv_heads), rows) * (unsigned)a->kv.kv_heads,
                               (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
 }

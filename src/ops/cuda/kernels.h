@@ -411,11 +411,13 @@ struct dgc_flash_args {
 };
 
 /* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
- * Maps of keys and values: f16 {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, 128-byte swizzle. Grid as for flash, with tiles of
+ * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep, {kv_heads * hd, slots} with boxes
+ * {64, 64}. Grid as for flash, with tiles of
  * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
+    int32_t deep;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
 #define DGC_FLASH_STAGES 5

@@ -212,12 +212,18 @@ template <int HD, bool AHEAD> DGC_FN void flash90(const struct dgc_flash_sm90_ar
         dg_regs_less<40>();
         if (threadIdx.x == 256) {
             int z = kvh * (HD / 64);
+            uint64_t keep = dg_policy_last();
             auto load = [&](const struct dgc_tmap *map, int i) {
                 int slot = (int)dgc_slot(&f.kv, t0 + (int64_t)i * KEYS);
                 for (int h = 0; h < HALVES; h++) {
                     dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
                     dg_bar_expect(r.full + r.s * 8, STAGE);
-                    dg_tma_load3(r.base + r.s * STAGE, map, 0, slot, z + 4 * h, r.full + r.s * 8);
+                    unsigned to = r.base + r.s * STAGE, full = r.full + r.s * 8;
+                    if (a.deep)
+                        dg_tma_load3(to, map, 0, slot, z + 4 * h, full);
+                    else
+                        for (int i = 0; i < 4; i++)
+                            dg_tma_load(to + i * 8192, map, (z + 4 * h + i) * 64, slot, full, keep);
                     ring_next(r);
                 }
             };
