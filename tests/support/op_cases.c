@@ -812,7 +812,8 @@ static const struct {
     void (*run)(struct op_run *r);
 } table[] = {
     {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
-    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store}, {"attention", case_attention},
+    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store},
+    {"attention", case_attention},
     {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
     {"soft_embed", case_soft_embed},
 };

@@ -145,9 +145,11 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
     int64_t cols = (int64_t)kv->kv_heads * hd;
     /* a driver may refuse strides that do not ascend */
     t.deep = !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
-    if (t.deep || (map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) && map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
-        dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], tiles((int64_t)a->n * (a->heads / a->kv.kv_heads), rows) * (unsigned)a->kv.kv_heads,
-                              (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+    if (!t.deep && (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) ||
+                    !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
+        return;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows) * (unsigned)kv->kv_heads;
+    dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
 }
 
 #define HEAD_ROWS 256 /* of one launch */

@@ -287,7 +287,8 @@ struct dgc_moe_plan_args {
     int32_t pairs, experts, nmax, rows, k;
 };
 
-/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with
+ * DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
 struct dgc_moe_args {
     const uint8_t *w;
     const uint16_t *x;
@@ -358,7 +359,8 @@ struct dgc_soft_gather_args {
     float *part;
 };
 
-/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary.
+ * Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
 struct dgc_soft_probs_args {
     const float *logits;
     int64_t ld, p_ld;
@@ -411,8 +413,8 @@ struct dgc_flash_args {
 };
 
 /* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
- * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep, {kv_heads * hd, slots} with boxes
- * {64, 64}. Grid as for flash, with tiles of
+ * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep,
+ * {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
  * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
