@@ -188,7 +188,7 @@ static void names(void) {
     setenv("DG_STUB_DEVICES", "0", 1);
     st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.threads = 1, .note = &note}, &err);
     unsetenv("DG_STUB_DEVICES");
-    ok(st == DG_OK && strcmp(be->ops->name, "ref") == 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
+    ok(st == DG_OK && strcmp(be->ops->name, "cuda") != 0 && strstr(dg_error_text(&note), "no device"), "auto falls back and says why",
        dg_error_text(&note));
     dg_backend_destroy(be);
     dg_error_clear(&note);
