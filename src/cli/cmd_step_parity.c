@@ -135,6 +135,20 @@ static int64_t argmax(const float *z, int64_t n) {
     return best;
 }
 
+/* KL(softmax x || softmax y) in nats. */
+static double divergence(const float *x, const float *y, int64_t n) {
+    double xm = (double)x[argmax(x, n)], ym = (double)y[argmax(y, n)], xs = 0, ys = 0, sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        xs += exp((double)x[i] - xm);
+        ys += exp((double)y[i] - ym);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        double lx = (double)x[i] - xm - log(xs), ly = (double)y[i] - ym - log(ys);
+        sum += exp(lx) * (lx - ly);
+    }
+    return sum;
+}
+
 static void compare(const struct dg_st_entry *a, const struct dg_st_entry *b) {
     int64_t n = a->rows * a->cols;
     if (!strcmp(a->dtype, "I32")) {
@@ -158,9 +172,12 @@ static void compare(const struct dg_st_entry *a, const struct dg_st_entry *b) {
     printf("%-24s max %-11.4g rms %-11.4g relative %-11.4g cosine %.9f", a->name, max, sqrt(sum / (double)n), xx > 0 ? sqrt(sum / xx) : 0, cosine);
     if (!strcmp(a->name, "logits")) {
         int64_t same = 0;
-        for (int64_t r = 0; r < a->rows; r++)
+        double kl = 0;
+        for (int64_t r = 0; r < a->rows; r++) {
             same += argmax(x + r * a->cols, a->cols) == argmax(y + r * a->cols, a->cols);
-        printf("  argmax %lld of %lld equal", (long long)same, (long long)a->rows);
+            kl += divergence(x + r * a->cols, y + r * a->cols, a->cols) / (double)a->rows;
+        }
+        printf("  argmax %lld of %lld equal, mean KL %.3g", (long long)same, (long long)a->rows, kl);
     }
     putchar('\n');
 }

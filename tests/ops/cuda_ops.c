@@ -8,7 +8,8 @@
 #include <string.h>
 
 static int usage(void) {
-    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N] [--repeat N] [--filter OP] [--small]\n",
+    fputs("usage: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N] [--repeat N]\n"
+          "       [--filter OP] [--small]\n",
           stderr);
     return 2;
 }

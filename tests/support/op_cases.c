@@ -293,6 +293,23 @@ static const struct kv_case kv_cases[] = {
     {64, 8, 1, 60, 60, 30, true, false, true, 0, DG_F16, DG_TOPK_DYN, 0},
     {128, 2, 1, 6, 6, 4500, false, false, true, 0, DG_F16, 1, 0},
     {64, 4, 2, 21, 21, 4000, true, false, true, 0, DG_F32, 300, 0},
+    /* the head dimensions of kernels of their own: tiles of 64 keys, window edges, rings that wrap, one row, more than one part */
+    {256, 2, 1, 1, 1, 0, true, true, true, 512, DG_F16, 0, 0},
+    {256, 2, 1, 5, 5, 62, true, true, true, 64, DG_F16, 0, 0},
+    {256, 4, 2, 66, 66, 127, true, true, true, 65, DG_F16, 0, 0},
+    {256, 4, 4, 12, 10, 1023, false, true, true, 64, DG_F16, 0, 0},
+    {256, 8, 2, 70, 69, 2040, false, true, true, 128, DG_F16, 0, 1900},
+    {256, 16, 8, 90, 90, 990, true, true, true, 600, DG_F16, 0, 0},
+    {256, 6, 1, 40, 40, 4100, true, false, true, 0, DG_F16, 0, 0},
+    {256, 16, 8, 256, 256, 700, false, true, true, 700, DG_F16, 0, 0},
+    {256, 16, 8, 300, 300, 3000, true, true, true, 700, DG_F16, 0, 0},
+    {512, 2, 1, 1, 1, 63, true, false, false, 0, DG_F16, 0, 0},
+    {512, 3, 1, 7, 7, 0, true, false, true, 0, DG_F16, 0, 0},
+    {512, 8, 2, 33, 33, 500, true, false, false, 0, DG_F16, 0, 0},
+    {512, 8, 1, 20, 18, 4096, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 70, 70, 2040, true, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 256, 256, 512, false, false, false, 0, DG_F16, 0, 0},
+    {512, 2, 2, 9, 9, 1000, true, true, true, 100, DG_F16, 0, 0},
     /* caches in eight bits */
     {64, 4, 2, 70, 69, 300, true, true, true, 64, DG_Q8, 0, 0},
     {512, 16, 2, 9, 9, 130, false, false, false, 0, DG_Q8, 0, 0},
@@ -422,9 +439,15 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
             c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32");
 }
 
+/* Products of a case: what an emulator or a checker can take of the large ones is little. */
+static bool small_case(const struct kv_case *c) {
+    int64_t keys = c->n + (c->window && !c->ring_from ? c->window : c->ring_from ? c->pos0 - c->ring_from : c->pos0);
+    return c->n * c->heads < 700 && keys * c->n * c->heads * c->hd < 50000000;
+}
+
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        if ((!r->c->small || kv_cases[i].n * kv_cases[i].heads < 700) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
+        if ((!r->c->small || small_case(&kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             one_attention(r, &kv_cases[i]);
 }
 
@@ -625,7 +648,7 @@ static void case_experts(struct op_run *r) {
         if (!r->c->small)
             one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
         /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
-        if (fmts[f] == DG_FMT_Q4_BLOCK) {
+        if (fmts[f] == DG_FMT_Q4_BLOCK || fmts[f] == DG_FMT_NVFP4_BLOCK) {
             one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
             if (!r->c->small) {
                 one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
@@ -789,7 +812,7 @@ static const struct {
     void (*run)(struct op_run *r);
 } table[] = {
     {"embed", case_embed},         {"rms_norm", case_rms_norm},   {"norm_add", case_norm_add}, {"norm_pair", case_norm_pair},
-    {"norm_chain", case_norm_chain}, {"add", case_add},           {"linear", case_linear},     {"qkv_store", case_qkv_store},
+    {"norm_chain", case_norm_chain}, {"add", case_add},             {"linear", case_linear},       {"qkv_store", case_qkv_store},
     {"attention", case_attention},
     {"router", case_router},       {"experts", case_experts},     {"head", case_head},         {"row_stats", case_row_stats},
     {"soft_embed", case_soft_embed},

@@ -17,21 +17,37 @@ enum dg_cuda_kernels {
 };
 
 /* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. */
-enum { DG_CUDA_H_EXPERTS = 1, DG_CUDA_H_DENSE = 2, DG_CUDA_H_HEAD = 4, DG_CUDA_H_SOFT = 8, DG_CUDA_H_CHAIN = 16, DG_CUDA_H_ALL = 15 };
+enum {
+    DG_CUDA_H_EXPERTS = 1,
+    DG_CUDA_H_DENSE = 2,
+    DG_CUDA_H_HEAD = 4,
+    DG_CUDA_H_SOFT = 8,
+    DG_CUDA_H_CHAIN = 16,
+    DG_CUDA_H_ATTENTION = 32,
+    DG_CUDA_H_NVFP4 = 64, /* experts in that format */
+    DG_CUDA_H_ALL = 127
+};
+
+/* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
+struct dg_cuda_tune {
+    int32_t split, split_full; /* keys of a part of an attention row in sliding and in full layers, multiples of 64 */
+    bool flat;                 /* keys are copied 64 dimensions at a time */
+    bool plain;                /* attention finishes a tile of keys before it begins the next one's scores */
+};
 
 struct dg_cuda_opts {
     int device;
     bool exact_f32;
     enum dg_cuda_kernels kernels;
-    unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels */
-    bool chain;
+    unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels; CHAIN: launches wait for each other */
+    struct dg_cuda_tune tune;
     size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress;
     void *progress_ctx;
 };
 
-/* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". False for
- * anything else. */
+/* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
+ * may have split=N, split_full=N, plain and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;

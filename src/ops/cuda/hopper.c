@@ -10,28 +10,46 @@ static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}};
+
+/* A word of the list: n bytes at s. */
+static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *listed) {
+    char word[32];
+    int value, used = 0;
+    if (n >= sizeof word)
+        return false;
+    memcpy(word, s, n);
+    word[n] = '\0';
+    bool full = sscanf(word, "split_full=%d%n", &value, &used) == 1 && used == (int)n;
+    if (full || (sscanf(word, "split=%d%n", &value, &used) == 1 && used == (int)n)) {
+        *(full ? &o->tune.split_full : &o->tune.split) = value;
+        return value >= 64 && value % 64 == 0 && value <= 1 << 20;
+    }
+    if (strcmp(word, "plain") == 0 || strcmp(word, "flat") == 0 || strcmp(word, "auto") == 0) {
+        o->tune.plain = o->tune.plain || word[0] == 'p';
+        o->tune.flat = o->tune.flat || word[0] == 'f';
+        return true;
+    }
+    for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
+        if (strcmp(groups[i].name, word) == 0) {
+            o->without = (*listed ? o->without : DG_CUDA_H_ALL) & ~groups[i].bit;
+            *listed = true;
+            return true;
+        }
+    return false;
+}
 
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
-    o->kernels = DG_CUDA_AUTO;
-    o->without = 0;
-    o->chain = false;
-    if (strcmp(s, "auto") == 0)
+    bool listed = false;
+    o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
+    o->without = o->kernels == DG_CUDA_AUTO ? 0 : DG_CUDA_H_ALL;
+    memset(&o->tune, 0, sizeof o->tune);
+    if (o->kernels != DG_CUDA_AUTO)
         return true;
-    o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : DG_CUDA_PORTABLE;
-    if (strcmp(s, "simple") == 0 || strcmp(s, "portable") == 0)
-        return true;
-    o->kernels = DG_CUDA_AUTO;
-    o->without = DG_CUDA_H_ALL;
     for (size_t n; *s; s += n + (s[n] == ',')) {
-        size_t i = 0;
         n = strcspn(s, ",");
-        while (i < sizeof groups / sizeof *groups && (strlen(groups[i].name) != n || strncmp(groups[i].name, s, n) != 0))
-            i++;
-        if (i == sizeof groups / sizeof *groups)
+        if (!take_word(s, n, o, &listed))
             return false;
-        o->without &= ~groups[i].bit;
-        o->chain = o->chain || groups[i].bit == DG_CUDA_H_CHAIN;
     }
     return true;
 }
@@ -48,8 +66,9 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
-    cu->chain = o->chain && cu->major >= 9 && cu->d.launch_ex;
+    cu->chain = !(o->without & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
     cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without : 0;
+    cu->tune = o->tune;
 }
 
 static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1) / tile); }
@@ -114,6 +133,36 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
     return true;
 }
 
+/* Keys or values in tiles of 64 by 256 dimensions of one head, 64 dimensions after another. */
+static bool map_keys_deep(struct dg_backend *be, struct dgc_tmap *m, void *p, const struct dgc_kv *kv) {
+    enum { F16 = 6, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
+    const uint64_t cols = (uint64_t)kv->kv_heads * (uint64_t)kv->hd, dims[3] = {64, (uint64_t)kv->slots, cols / 64}, strides[2] = {cols * 2, 128};
+    const uint32_t box[3] = {64, 64, 4}, step[3] = {1, 1, 1};
+    return dg_cuda_of(be)->d.tensor_map_tiled(m, F16, 3, p, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0) == 0;
+}
+
+bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y) {
+    return (cu->hopper & DG_CUDA_H_ATTENTION) && q->dtype == DG_BF16 && y->dtype == DG_BF16 && at_vectors(q->data, q->ld * 2) &&
+           at_vectors(y->data, y->ld * 2) && kv->dtype == DG_F16 && (kv->hd == 256 || kv->hd == 512) && kv->slots >= 64 &&
+           kv->slots < INT32_MAX && (!kv->ring || kv->slots % 64 == 0) && at_vectors(kv->k, 0) && at_vectors(kv->v, 0);
+}
+
+void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
+    static const enum dg_cuda_kernel by[2][2] = {{DGC_K_flash_sm90_256, DGC_K_flash_sm90_512},
+                                                 {DGC_K_flash_sm90_256_plain, DGC_K_flash_sm90_512_plain}};
+    int32_t hd = a->kv.hd, rows = DGC_FLASH_ROWS_SM90(hd);
+    struct dgc_flash_sm90_args t = {.f = *a};
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * hd;
+    /* a driver may refuse strides that do not ascend */
+    t.deep = !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
+    if (!t.deep && (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) ||
+                    !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
+        return;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows) * (unsigned)kv->kv_heads;
+    dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+}
+
 #define HEAD_ROWS 256 /* of one launch */
 
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s) {
@@ -156,17 +205,38 @@ static bool fits(int32_t hidden, int32_t moe) {
 }
 
 static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
-    struct dgc_moe_repack_args a = {(uint8_t *)(uintptr_t)s->dev, s->n, s->k, glu};
-    dgc_launch_moe_repack(be, DGC_K_moe_repack, (unsigned)(s->e * (s->n / 64)), 1, 64 * ((unsigned)s->k / 32 * 20), &a);
+    uint8_t *w = (uint8_t *)(uintptr_t)s->dev;
+    unsigned blocks = (unsigned)(s->e * (s->n / 64));
+    if (s->fmt == DG_FMT_Q4_BLOCK) {
+        struct dgc_moe_repack_args a = {w, s->n, s->k, glu};
+        dgc_launch_moe_repack(be, DGC_K_moe_repack, blocks, 1, 64 * ((unsigned)s->k / 32 * 20), &a);
+    } else {
+        size_t bytes = (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k);
+        struct dgc_moe_repack_nv_args a = {w, dg_cuda_alloc_raw(be, bytes, "reordering an expert stack"), s->n, s->k, glu, s->e};
+        if (!a.to)
+            return;
+        dgc_launch_moe_repack_nv(be, DGC_K_moe_repack_nv, blocks, 1, 0, &a);
+        struct dg_cuda *cu = dg_cuda_of(be);
+        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)a.to, bytes, cu->stream), "reordering an expert stack");
+        dg_cuda_free(be, a.to);
+    }
     s->reordered = true;
 }
 
 void dg_cuda_prepare_experts(struct dg_backend *be, struct dg_stack *gate_up, struct dg_stack *down) {
-    if (!(dg_cuda_of(be)->hopper & DG_CUDA_H_EXPERTS) || !gate_up->dev || !down->dev || gate_up->fmt != DG_FMT_Q4_BLOCK ||
-        down->fmt != DG_FMT_Q4_BLOCK || gate_up->e > DGC_MOE_EXPERTS || !fits(down->n, down->k) || gate_up->reordered)
+    enum dg_format f = gate_up->fmt;
+    unsigned needed = DG_CUDA_H_EXPERTS | (f == DG_FMT_NVFP4_BLOCK ? DG_CUDA_H_NVFP4 : 0);
+    if ((dg_cuda_of(be)->hopper & needed) != needed || !gate_up->dev || !down->dev || (f != DG_FMT_Q4_BLOCK && f != DG_FMT_NVFP4_BLOCK) ||
+        down->fmt != f || gate_up->e > DGC_MOE_EXPERTS || !fits(down->n, down->k) || gate_up->reordered)
         return;
     reorder(be, gate_up, true);
     reorder(be, down, false);
+}
+
+/* Where the global scales of a reordered nvfp4 stack are. */
+static const float *globals(const struct dg_stack *s) {
+    size_t rows = (size_t)s->e * (size_t)(s->n * dg_format_row_bytes(s->fmt, s->k));
+    return s->fmt == DG_FMT_NVFP4_BLOCK ? (const float *)(uintptr_t)(s->dev + rows) : NULL;
 }
 
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
@@ -181,12 +251,14 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
                                   pairs, gate_up->e, many ? DGC_MOE_MANY : DGC_MOE_FEW, x->rows, hidden};
     dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
     struct dgc_moe_args up = {(const uint8_t *)(uintptr_t)gate_up->dev, cu->s.moe_x, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair, cu->s.h,
-                              hidden, moe, routing->k};
+                              hidden, moe, routing->k, globals(gate_up)};
     struct dgc_moe_args dn = {(const uint8_t *)(uintptr_t)down->dev, cu->s.h, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair,
-                              cu->s.pair_y, moe, hidden, 0};
-    dgc_launch_moe(be, many ? DGC_K_moe_up_n64 : DGC_K_moe_up_n24, blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
-    dgc_launch_moe(be, many ? DGC_K_moe_down_n64 : DGC_K_moe_down_n24, blocks, 1,
-                   (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
+                              cu->s.pair_y, moe, hidden, 0, globals(down)};
+    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n64}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n64}};
+    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n64}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n64}};
+    bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
+    dgc_launch_moe(be, ups[nv][many], blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
+    dgc_launch_moe(be, downs[nv][many], blocks, 1, (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
     if (at_vectors(y->data, y->ld * 4)) {
         struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, hidden};
         dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)x->rows, tiles(hidden / 4, 352), 0, &s);

@@ -265,6 +265,13 @@ struct dgc_moe_repack_args {
     int32_t rows, k, glu;
 };
 
+/* An nvfp4 stack of `experts` in the file's order at `from`, reordered to another place. Otherwise likewise, without shared memory. */
+struct dgc_moe_repack_nv_args {
+    const uint8_t *from;
+    uint8_t *to;
+    int32_t rows, k, glu, experts;
+};
+
 struct dgc_moe_entry {
     int32_t expert, slot, n, pad;
 };
@@ -280,7 +287,8 @@ struct dgc_moe_plan_args {
     int32_t pairs, experts, nmax, rows, k;
 };
 
-/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with
+ * DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
 struct dgc_moe_args {
     const uint8_t *w;
     const uint16_t *x;
@@ -288,6 +296,7 @@ struct dgc_moe_args {
     const int32_t *n_entries, *slot_pair;
     void *out;
     int32_t k, rows, topk;
+    const float *global; /* nvfp4: a factor of each expert's weights; NULL otherwise */
 };
 /* dynamic shared memory */
 #define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
@@ -350,7 +359,8 @@ struct dgc_soft_gather_args {
     float *part;
 };
 
-/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary. Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
+/* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary.
+ * Grid: ceil(p_ld / DGC_SOFT_PROBS) x rows. */
 struct dgc_soft_probs_args {
     const float *logits;
     int64_t ld, p_ld;
@@ -402,6 +412,19 @@ struct dgc_flash_args {
     int32_t row0; /* the first row's place in the batch */
 };
 
+/* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
+ * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep,
+ * {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
+ * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
+struct dgc_flash_sm90_args {
+    struct dgc_tmap k, v;
+    struct dgc_flash_args f;
+    int32_t deep;
+};
+#define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
+#define DGC_FLASH_STAGES 5
+#define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
+
 struct dgc_flash_join_args {
     const float *part, *stat;
     struct dgc_plane y;
@@ -434,8 +457,8 @@ struct dgc_top_attention_args {
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention)                                                                                                      \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
-    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_plan) A(moe) A(moe_sum)         \
-    A(gemm) A(head_sm90) A(head_stats) A(soft_sm90)
+    A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
+    A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
 
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
 #define DGC_KERNELS_PORTABLE(K)                                     \
@@ -487,6 +510,11 @@ struct dgc_top_attention_args {
 #define DGC_KERNELS_SM90A(K)                                        \
     K(moe_repack, moe_repack, experts_sm90a, 512, DGC_SHARED_SM90)  \
     K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
+    K(moe_repack_nv, moe_repack_nv, experts_sm90a, 512, 0)          \
+    K(moe_up_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_up_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_down_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
+    K(moe_down_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
     K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
     K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
     K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
@@ -500,7 +528,11 @@ struct dgc_top_attention_args {
     K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
     K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
     K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
-    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)
+    K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
+    K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_256_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_512_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

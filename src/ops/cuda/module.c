@@ -30,7 +30,8 @@ static enum dg_status load_image(struct dg_cuda *cu, const void *image, const ch
     return DG_OK;
 }
 
-/* A kernel of a loaded image; one that asks for more shared memory than the device has stays NULL. Its argument record must be as long as the host's: with a stale image it would read past it. */
+/* A kernel of a loaded image; one that asks for more shared memory than the device has stays NULL. Its argument record
+ * must be as long as the host's: with a stale image it would read past it. */
 static enum dg_status find_kernel(struct dg_cuda *cu, int k, dg_cu_module m, struct dg_error *err) {
     char text[256];
     size_t at = 0, bytes = 0;

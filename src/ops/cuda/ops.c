@@ -161,7 +161,10 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
 #define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
 
 /* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
-static int32_t flash_split(const struct dg_batch *b, const struct dg_kv_layer *kv) {
+static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv) {
+    int32_t wanted = kv->window ? cu->tune.split : cu->tune.split_full;
+    if (wanted)
+        return wanted;
     if (kv->window)
         return DGC_SPLIT_SLIDING;
     return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
@@ -175,11 +178,11 @@ static size_t flash_splits_most(int64_t ctx) {
     return (size_t)(n > denoise ? n : denoise);
 }
 
-static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv) {
+static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv, int32_t split) {
     int64_t lo, hi, last_hi;
     dg_batch_visible(b, kv, 0, &lo, &hi);
     dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
-    return (int32_t)((last_hi - 1) / flash_split(b, kv) - lo / flash_split(b, kv) + 1);
+    return (int32_t)((last_hi - 1) / split - lo / split + 1);
 }
 
 static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
@@ -187,7 +190,8 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     struct dg_cuda *cu = dg_cuda_of(be);
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
-    int32_t splits = flash_splits(batch, kv), group = heads / kv->kv_heads;
+    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
+    int32_t split = flash_split(cu, batch, kv), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
     int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
     int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
     if (chunk < 1) {
@@ -197,11 +201,14 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     for (int32_t row = 0; row < batch->n; row += chunk) {
         int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
         struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
-                                   n, heads, batch->causal, flash_split(batch, kv), splits, row};
+                                   n, heads, batch->causal, split, splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
-                         DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);
+        if (hopper)
+            dg_cuda_hopper_flash(be, &a);
+        else
+            dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
+                             DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);
         if (splits > 1) {
             struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
             dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * heads), 1, 0, &j);

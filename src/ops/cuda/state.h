@@ -43,6 +43,7 @@ struct dg_cuda {
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
     bool chain;      /* launches begin while the one before ends */
+    struct dg_cuda_tune tune;
     unsigned hopper; /* DG_CUDA_H_ groups in use */
     char name[128], about[384];
 
@@ -137,6 +138,8 @@ void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *opts);
 bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a);
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
 bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
+bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y);
+void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down, struct dg_plane *y);
 

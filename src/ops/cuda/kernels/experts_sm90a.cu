@@ -1,4 +1,4 @@
-/* Routed experts on Hopper, q4_block weights decoded in registers on the way into wgmma.
+/* Routed experts on Hopper, q4_block or nvfp4 weights decoded in registers on the way into wgmma.
  *
  * The operands are swapped: 64 weight rows are wgmma's A operand, which may live in registers, so that a weight byte goes from shared
  * memory through a few integer and bf16 fused multiply-adds straight into the tensor core; the tokens of one expert are the N operand,
@@ -21,8 +21,6 @@
  * element dg_perm(p). Scale and minimum serve 32 consecutive elements, which a lane's two words of one row never leave. */
 #include "ops/cuda/kernels/sm90.cuh"
 
-#define Q4_GROUP 2560 /* bytes of 64 rows by 64 K */
-#define Q4_WARP 640
 /* The repacked scales and minima are those of the weights * 2^-32, for the exponents' sake (dg_q4_word); results are scaled back. */
 #define Q4_BACK 0x1p32f
 
@@ -89,18 +87,17 @@ struct dg_q4_raw {
     uint4 w;  /* two words of the lane's first row, two of its second */
     uint2 sm; /* scale|min of both */
 };
-/* Where a lane reads in a group. */
-struct dg_q4_lane {
+/* Where a lane reads in a group; which of two scales goes with its first and its second word (nvfp4). */
+struct dg_lane {
     int w, s;
+    unsigned first, second;
 };
-DGC_FN struct dg_q4_lane dg_q4_lane_init(void) {
+/* W: a format, struct dg_q4 or dg_nv. */
+template <class W> DGC_FN struct dg_lane dg_lane_init(void) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    struct dg_q4_lane l = {warp * Q4_WARP + lane * 16, warp * Q4_WARP + 512 + (lane >> 1) * 8};
+    struct dg_lane l = {warp * W::WARP + lane * 16, warp * W::WARP + 512 + (lane >> 1) * (W::WARP - 512) / 16,
+                        (lane & 3) == 3 ? 0x3232u : 0x1010u, (lane & 3) == 2 ? 0x1010u : 0x3232u};
     return l;
-}
-DGC_FN void dg_q4_load(const unsigned char *group, struct dg_q4_lane l, struct dg_q4_raw &v) {
-    v.w = *(const uint4 *)(group + l.w);
-    v.sm = *(const uint2 *)(group + l.s);
 }
 /* Eight nibbles of w: q * scale + min, rounded once; even pairs of elements (0 4, 1 5) to p0[0], p0[2], odd (2 6, 3 7) to p1.
  * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32. */
@@ -123,6 +120,97 @@ DGC_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
     dg_q4_word(v.w.z, s1, m1, &a[0][1], &a[1][1]);
     dg_q4_word(v.w.w, s1, m1, &a[2][1], &a[3][1]);
 }
+struct dg_q4 {
+    static constexpr int GROUP = 2560, WARP = 640, ROW = 40; /* bytes of 64 rows by 64 K, of a warp's 16 rows, of one */
+    static constexpr bool SCALED = false; /* experts have a factor of their own */
+    struct raw : dg_q4_raw {};
+    static __device__ __forceinline__ void load(const unsigned char *group, struct dg_lane l, raw &v) {
+        v.w = *(const uint4 *)(group + l.w);
+        v.sm = *(const uint2 *)(group + l.s);
+    }
+    static __device__ __forceinline__ void decode(const raw &v, struct dg_lane, unsigned (&a)[4][4]) { dg_q4_decode(v, a); }
+};
+
+DGC_FN unsigned dg_mul2(unsigned x, unsigned y) {
+    unsigned v;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(x), "r"(y), "r"(0x80008000u));
+    return v;
+}
+/* Eight codes as moe_repack_nv lays them out, times a scale: exact. A code's three bits in bits 6 to 8 with its sign in bit 15 are the bf16
+ * code * 2^-126, which the scale's 2^94 makes code * 2^-32. */
+DGC_FN void dg_nv_word(unsigned w, unsigned s2, unsigned *p0, unsigned *p1) {
+    p0[0] = dg_mul2((w << 6 & 0x01c001c0u) | (w << 2 & 0x80008000u), s2);
+    p0[2] = dg_mul2(w << 3 & 0x81c081c0u, s2);
+    p1[0] = dg_mul2(w & 0x81c081c0u, s2);
+    p1[2] = dg_mul2((w >> 3 & 0x01c001c0u) | (w << 1 & 0x80008000u), s2);
+}
+/* nvfp4: 16 elements share an e4m3 scale, whose seven bits in bits 4 to 10 are the bf16 scale * 2^-120. */
+struct dg_nv {
+    static constexpr int GROUP = 2304, WARP = 576, ROW = 36;
+    static constexpr bool SCALED = true;
+    struct raw {
+        uint4 w;
+        unsigned s; /* two scales of the lane's first row, two of its second */
+    };
+    static __device__ __forceinline__ void load(const unsigned char *group, struct dg_lane l, raw &v) {
+        v.w = *(const uint4 *)(group + l.w);
+        v.s = *(const unsigned *)(group + l.s);
+    }
+    static __device__ __forceinline__ void decode(const raw &v, struct dg_lane l, unsigned (&a)[4][4]) {
+        unsigned r0 = __byte_perm(v.s, 0, 0x4140) << 4, r1 = __byte_perm(v.s, 0, 0x4342) << 4;
+        r0 = dg_mul2(dg_mul2(r0, 0x7f007f00u), 0x6b006b00u); /* 2^127, 2^87 */
+        r1 = dg_mul2(dg_mul2(r1, 0x7f007f00u), 0x6b006b00u);
+        dg_nv_word(v.w.x, __byte_perm(r0, 0, l.first), &a[0][0], &a[1][0]);
+        dg_nv_word(v.w.y, __byte_perm(r0, 0, l.second), &a[2][0], &a[3][0]);
+        dg_nv_word(v.w.z, __byte_perm(r1, 0, l.first), &a[0][1], &a[1][1]);
+        dg_nv_word(v.w.w, __byte_perm(r1, 0, l.second), &a[2][1], &a[3][1]);
+    }
+};
+
+/* Codes of a word in the order that dg_nv_word reads: of each half's four the three low bits one after another from bit 0, their signs in
+ * bits 13, 12, 15 and 14. */
+DGC_FN unsigned dg_nv_codes(unsigned w) {
+    unsigned o = 0;
+    for (int e = 0; e < 8; e++) {
+        unsigned c = w >> (4 * e) & 15, at = e >> 2 << 4;
+        int j = e & 3;
+        o |= (c & 7) << (at + 3 * j) | (c >> 3) << (at + (j < 2 ? 13 - j : 17 - j));
+    }
+    return o;
+}
+/* An nvfp4 stack into the same tiles as moe_repack makes, groups of 2304 bytes: a warp's 512 bytes of words, then 64 of scales, 4 for each two
+ * lanes. A scale's sign goes into its codes. Behind all tiles lie the experts' global scales. */
+DGC_KERNEL(moe_repack_nv, moe_repack_nv, 512) {
+    int groups = a.k / 64, tiles = a.rows / 64, expert = blockIdx.x / tiles, tile = blockIdx.x % tiles, row_bytes = groups * dg_nv::ROW;
+    int half = 32 * row_bytes, glu = a.glu;
+    int64_t bytes = (int64_t)a.rows * row_bytes;
+    const uint8_t *from = a.from + expert * (bytes + 4) + 4;
+    uint4 *t0 = (uint4 *)a.to + dg_q4_tile(expert, a.rows, tile, row_bytes, glu), *t1 = t0 + dg_q4_second(a.rows, row_bytes, glu);
+    if (tile == 0 && threadIdx.x == 0)
+        ((uint32_t *)(a.to + (int64_t)a.experts * bytes))[expert] = *(const uint32_t *)(from - 4);
+    for (int i = threadIdx.x; i < 2 * half / 16; i += blockDim.x) {
+        int group = i / 144, warp = i % 144 / 36, r = i % 36;
+        unsigned o[4];
+        for (int j = 0; j < 4; j++) {
+            o[j] = 0;
+            for (int n = 0; n < (r < 32 ? 1 : 2); n++) {
+                int lane = r < 32 ? r : 2 * (4 * (r - 32) + j), hi = r < 32 ? j >> 1 : n, q = lane & 3;
+                int row = glu ? tile * 32 + 8 * warp + hi * (a.rows / 2) + (lane >> 2) : tile * 64 + 16 * warp + 8 * hi + (lane >> 2);
+                const uint8_t *codes = from + (int64_t)row * row_bytes, *scales = codes + groups * 32 + group * 4;
+                if (r < 32) {
+                    int word = dg_perm_word(q, j & 1);
+                    unsigned w = *(const unsigned *)(codes + group * 32 + word * 4);
+                    o[j] = dg_nv_codes(scales[word >> 1] & 0x80 ? w ^ 0x88888888u : w);
+                } else {
+                    int s = 2 * (q >> 1);
+                    o[j] |= ((unsigned)(scales[s] & 0x7f) | (unsigned)(scales[s + 1] & 0x7f) << 8) << (16 * n);
+                }
+            }
+        }
+        *(i < half / 16 ? t0 + i : t1 + (i - half / 16)) = make_uint4(o[0], o[1], o[2], o[3]);
+    }
+}
+
 /* One arrival of this warp at bar, after all its lanes' reads. */
 DGC_FN void dg_warp_arrive(unsigned bar) {
     __syncwarp();
@@ -141,16 +229,16 @@ template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4]
 /* acc += G groups at slot, the next one decoded while the tensor cores work on the last. b: descriptor of the tokens' first group, STEP
  * bytes from one group's to the next's. release: arrived at once the weights have been read. On entry and on return the last group's
  * products may still be on their way, reading a[1] (G odd: none are on return). */
-template <int G, int STEP, int R>
-DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_q4_lane l, unsigned b,
+template <class W, int G, int STEP, int R>
+DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, unsigned b,
                       unsigned release) {
-    struct dg_q4_raw v;
-    dg_q4_load(slot, l, v);
+    typename W::raw v;
+    W::load(slot, l, v);
 #pragma unroll
     for (int g = 0; g < G; g++) {
-        dg_q4_decode(v, a[g & 1]);
+        W::decode(v, l, a[g & 1]);
         if (g + 1 < G)
-            dg_q4_load(slot + (g + 1) * Q4_GROUP, l, v);
+            W::load(slot + (g + 1) * W::GROUP, l, v);
         dg_q4_issue(acc, a[g & 1], b + g * (STEP >> 4));
         if (g + 1 == G)
             dg_warp_arrive(release);
@@ -261,12 +349,13 @@ struct st_arg {
     const struct dgc_moe_entry *entries;
     const int *n_entries, *slot_pair;
     void *out;
+    const float *global; /* of a format that is SCALED: a factor of each expert's weights */
 };
+template <class W> DGC_FN float dg_back(const struct st_arg &a, int expert) { return W::SCALED ? a.global[expert] * Q4_BACK : Q4_BACK; }
 
 /* ---- gate and up, many tokens an expert ---- */
 /* The warpgroups walk in step through K in chunks of 256, a block of weights each, the tokens loaded with the weights. */
 #define UP_KC 256
-#define UP_BLOCK (4 * Q4_GROUP)
 
 struct up_tile {
     int expert, slot, n, block, n_blocks;
@@ -280,17 +369,17 @@ DGC_FN struct up_tile up_tile_at(const struct dgc_moe_entry *entries, int u, int
 }
 
 /* WG: consumer warpgroups; NMAX: tokens a tile has at most. */
-template <int WG, int NMAX, int STAGES> struct up_smem {
-    static constexpr int a_bytes = WG * UP_BLOCK, b_bytes = NMAX * UP_KC * 2, stage = a_bytes + b_bytes;
+template <class W, int WG, int NMAX, int STAGES> struct up_smem {
+    static constexpr int UP_BLOCK = 4 * W::GROUP, a_bytes = WG * UP_BLOCK, b_bytes = NMAX * UP_KC * 2, stage = a_bytes + b_bytes;
     static constexpr int bytes = STAGES * stage + STAGES * 16;
 };
 
-template <int WG, int NMAX, int STAGES>
+template <class W, int WG, int NMAX, int STAGES>
 DGC_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int chunks, int &stage, unsigned &phase, const struct up_tile &t,
-                      uint16_t *h, int moe) {
-    using S = up_smem<WG, NMAX, STAGES>;
+                      uint16_t *h, int moe, float back) {
+    using S = up_smem<W, WG, NMAX, STAGES>;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-    struct dg_q4_lane l = dg_q4_lane_init();
+    struct dg_lane l = dg_lane_init<W>();
     float acc[NMAX / 2];
     unsigned a[2][4][4];
 #pragma unroll
@@ -300,7 +389,7 @@ DGC_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int c
         dg_bar_wait(full + stage * 8, phase);
         dg_fence_async();
         unsigned char *st = smem + stage * S::stage;
-        dg_q4_slot<4, NMAX * 128>(acc, a, st + wg * UP_BLOCK, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), empty + stage * 8);
+        dg_q4_slot<W, 4, NMAX * 128>(acc, a, st + wg * S::UP_BLOCK, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), empty + stage * 8);
         dg_wgmma_wait<0>();
         dg_warp_arrive(empty + stage * 8);
         if (++stage == STAGES) {
@@ -316,17 +405,17 @@ DGC_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int c
         for (int j = 0; j < 2; j++) {
             int n = 8 * i + 2 * q + j;
             if (n < t.n)
-                dst[(long long)n * moe] = dgc_f32_bf16(dg_gelu(acc[4 * i + j] * Q4_BACK) * (acc[4 * i + 2 + j] * Q4_BACK));
+                dst[(long long)n * moe] = dgc_f32_bf16(dg_gelu(acc[4 * i + j] * back) * (acc[4 * i + 2 + j] * back));
         }
 }
 
-template <int WG, int NMAX, int STAGES>
+template <class W, int WG, int NMAX, int STAGES>
 DGC_FN void up_body(const struct st_arg &a) {
     const struct dgc_moe_entry *entries = a.entries;
     const int *slot_pair = a.slot_pair;
     const uint16_t *xp = a.x;
     int K = a.k, moe = a.rows / 2, topk = a.topk;
-    using S = up_smem<WG, NMAX, STAGES>;
+    using S = up_smem<W, WG, NMAX, STAGES>;
     unsigned char *smem = dg_dyn;
     unsigned full = dg_smem(smem + STAGES * S::stage), empty = full + STAGES * 8;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tid = threadIdx.x & 127, warp = tid >> 5, lane = tid & 31;
@@ -340,7 +429,7 @@ DGC_FN void up_body(const struct st_arg &a) {
     __syncthreads();
     dg_grid_wait();
     dg_grid_launch();
-    int blocks = moe / 32, chunks = K / UP_KC, stage = 0, row_bytes = K / 32 * 20, half = 32 * row_bytes;
+    int blocks = moe / 32, chunks = K / UP_KC, stage = 0, row_bytes = K / 64 * W::ROW, half = 32 * row_bytes;
     unsigned second = dg_q4_second(2 * moe, row_bytes, true);
     long long units = (long long)*a.n_entries * blocks;
     int u = (int)(units * blockIdx.x / gridDim.x), end = (int)(units * (blockIdx.x + 1) / gridDim.x);
@@ -358,9 +447,9 @@ DGC_FN void up_body(const struct st_arg &a) {
                 dg_bar_wait(empty + stage * 8, phase ^ 1);
                 unsigned at = dg_smem(smem + stage * S::stage), bar = full + stage * 8;
                 if (tid == 0) {
-                    dg_bar_expect(bar, (unsigned)t.n_blocks * UP_BLOCK);
+                    dg_bar_expect(bar, (unsigned)t.n_blocks * S::UP_BLOCK);
                     for (int i = 0; i < t.n_blocks; i++) {
-                        dg_q4_tile_load(at + i * UP_BLOCK, tile + i * (half / 16), second, half, c * UP_BLOCK, UP_BLOCK, bar, policy);
+                        dg_q4_tile_load(at + i * S::UP_BLOCK, tile + i * (half / 16), second, half, c * S::UP_BLOCK, S::UP_BLOCK, bar, policy);
                     }
                 }
                 __syncwarp();
@@ -393,7 +482,7 @@ DGC_FN void up_body(const struct st_arg &a) {
                 }
                 continue;
             }
-            up_consume<WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, (uint16_t *)a.out, moe);
+            up_consume<W, WG, NMAX, STAGES>(smem, full, empty, chunks, stage, phase, t, (uint16_t *)a.out, moe, dg_back<W>(a, t.expert));
         }
     }
     __syncthreads(); /* no warp leaves with copies on the way */
@@ -403,10 +492,11 @@ DGC_FN void up_body(const struct st_arg &a) {
 /* A unit is a tile of 64 rows over the whole of K, one warpgroup's work. All of K of an entry's tokens stays in shared memory (BUFS
  * buffers), in chunks of 4 groups with barriers of their own, and each warpgroup streams its units past it through a ring of its own,
  * SLOTS slots of G groups, that one thread of a producer warp fills. */
-template <int NMAX_, int NARROW_, int G_, int SLOTS_, int BUFS_, bool GLU_> struct st_cfg {
+template <class W_, int NMAX_, int NARROW_, int G_, int SLOTS_, int BUFS_, bool GLU_> struct st_cfg {
+    using W = W_;
     static constexpr int NMAX = NMAX_, G = G_, SLOTS = SLOTS_, BUFS = BUFS_;
     static constexpr int WG = 4, PW = 2, TW = 2; /* warpgroups; warps that load weights, warps that load tokens */
-    static constexpr int SLOT = G * Q4_GROUP, RING = SLOTS * SLOT, TOKENS = NMAX * 128; /* bytes; TOKENS of a group */
+    static constexpr int SLOT = G * W::GROUP, RING = SLOTS * SLOT, TOKENS = NMAX * 128; /* bytes; TOKENS of a group */
     static constexpr int NARROW = NARROW_; /* entries of as many tokens at most have code of their own */
     static constexpr bool GLU = GLU_;
 };
@@ -419,7 +509,7 @@ struct st_bars {
 template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int end, int first, unsigned ring, struct st_bars bar) {
     constexpr int Q = C::WG / C::PW;
     uint64_t policy = dg_policy_first();
-    int slot = 0, groups = a.k / 64, row_bytes = a.k / 32 * 20, half = 32 * row_bytes, tiles = a.rows / 64;
+    int slot = 0, groups = a.k / 64, row_bytes = groups * C::W::ROW, half = 32 * row_bytes, tiles = a.rows / 64;
     unsigned phase = 0, second = dg_q4_second(a.rows, row_bytes, C::GLU);
     for (int u = begin + first; u < end; u += C::WG) {
         const uint4 *tile[Q];
@@ -429,7 +519,7 @@ template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int
             tile[q] = (const uint4 *)a.w + dg_q4_tile(a.entries[v / tiles].expert, a.rows, v % tiles, row_bytes, C::GLU);
         }
         for (int g = 0; g < groups; g += C::G) {
-            int bytes = min(C::G, groups - g) * Q4_GROUP;
+            int bytes = min(C::G, groups - g) * C::W::GROUP;
 #pragma unroll
             for (int q = 0; q < Q; q++)
                 if (q == 0 || u + q * C::PW < end) {
@@ -437,7 +527,7 @@ template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int
                     unsigned at = r * C::SLOTS + slot, full = bar.a_full + at * 8;
                     dg_bar_wait(bar.a_empty + at * 8, phase ^ 1);
                     dg_bar_expect(full, bytes);
-                    dg_q4_tile_load(ring + at * C::SLOT, tile[q], second, half, g * Q4_GROUP, bytes, full, policy);
+                    dg_q4_tile_load(ring + at * C::SLOT, tile[q], second, half, g * C::W::GROUP, bytes, full, policy);
                 }
             if (++slot == C::SLOTS) {
                 slot = 0;
@@ -480,13 +570,13 @@ DGC_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const s
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, row = lane >> 2, q = lane & 3;
     int f = tile * 32 + warp * 8 + row, moe = a.rows / 2;
     uint16_t *h = (uint16_t *)a.out + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
-    float *d = (float *)a.out + tile * 64 + warp * 16 + row;
+    float *d = (float *)a.out + tile * 64 + warp * 16 + row, back = dg_back<typename C::W>(a, e.expert);
 #pragma unroll
     for (int i = 0; i < NT / 8; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
             int n = 8 * i + 2 * q + j;
-            float v0 = acc[4 * i + j] * Q4_BACK, v1 = acc[4 * i + 2 + j] * Q4_BACK;
+            float v0 = acc[4 * i + j] * back, v1 = acc[4 * i + 2 + j] * back;
             if (n < e.n && C::GLU) {
                 h[(long long)n * moe] = dgc_f32_bf16(dg_gelu(v0) * v1);
             } else if (n < e.n) {
@@ -504,7 +594,7 @@ struct st_at {
     int slot;
 };
 template <class C, int NT>
-DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane l, bool last, const struct dgc_moe_entry &e, int tile,
+DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, bool last, const struct dgc_moe_entry &e, int tile,
                    unsigned pair) {
     int groups = a.k / 64;
     float acc[NT / 2];
@@ -522,13 +612,13 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane 
         unsigned bd = dg_desc_sw128(at.b + g * C::TOKENS), release = at.empty + at.slot * 8;
         int left = groups - g;
         if (left >= C::G)
-            dg_q4_slot<C::G, C::TOKENS>(acc, w, s, l, bd, release);
+            dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, bd, release);
         else if (left == 3)
-            dg_q4_slot<3, C::TOKENS>(acc, w, s, l, bd, release);
+            dg_q4_slot<typename C::W, 3, C::TOKENS>(acc, w, s, l, bd, release);
         else if (left == 2)
-            dg_q4_slot<2, C::TOKENS>(acc, w, s, l, bd, release);
+            dg_q4_slot<typename C::W, 2, C::TOKENS>(acc, w, s, l, bd, release);
         else
-            dg_q4_slot<1, C::TOKENS>(acc, w, s, l, bd, release);
+            dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s, l, bd, release);
         if (last && g % 4 + C::G == 4 && left > C::G) {
             dg_wgmma_wait<0>();
             dg_warp_arrive(at.b_empty + g / 4 * 8);
@@ -547,7 +637,7 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_q4_lane 
 template <class C>
 DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned char *ring, unsigned b, struct st_bars bar) {
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
-    struct dg_q4_lane l = dg_q4_lane_init();
+    struct dg_lane l = dg_lane_init<typename C::W>();
     struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, bar.a_empty + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
     int u = begin + wg; /* this warpgroup's next unit */
     for (int first = begin; first < end;) {
@@ -625,21 +715,20 @@ template <class C> DGC_FN void st_body(const struct st_arg &a) {
     __syncthreads(); /* no warp leaves with copies on the way */
 }
 
+#define UP_ARGS {a.w, a.x, a.k, 2 * a.rows, a.topk, a.entries, a.n_entries, a.slot_pair, a.out, a.global}
+#define DOWN_ARGS {a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out, a.global}
+
 /* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups. */
-DGC_KERNEL_ONE(moe_up_n24, moe, 640) {
-    st_body<st_cfg<24, 16, 4, 2, 1, true>>({a.w, a.x, a.k, 2 * a.rows, a.topk, a.entries, a.n_entries, a.slot_pair, a.out});
-}
-DGC_KERNEL_ONE(moe_up_n64, moe, 640) {
-    up_body<4, 64, 3>({a.w, a.x, a.k, 2 * a.rows, a.topk, a.entries, a.n_entries, a.slot_pair, a.out});
-}
+DGC_KERNEL_ONE(moe_up_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 16, 4, 2, 1, true>>(UP_ARGS); }
+DGC_KERNEL_ONE(moe_up_n64, moe, 640) { up_body<dg_q4, 4, 64, 3>(UP_ARGS); }
+DGC_KERNEL_ONE(moe_up_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 16, 4, 2, 1, true>>(UP_ARGS); }
+DGC_KERNEL_ONE(moe_up_nv_n64, moe, 640) { up_body<dg_nv, 4, 64, 3>(UP_ARGS); }
 
 /* d[pair][hidden] = down h[slot of the pair], f32. */
-DGC_KERNEL_ONE(moe_down_n24, moe, 640) {
-    st_body<st_cfg<24, 24, 4, 4, 2, false>>({a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out});
-}
-DGC_KERNEL_ONE(moe_down_n64, moe, 640) {
-    st_body<st_cfg<64, 64, 2, 6, 1, false>>({a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out});
-}
+DGC_KERNEL_ONE(moe_down_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 24, 4, 4, 2, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_n64, moe, 640) { st_body<st_cfg<dg_q4, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 24, 4, 4, 2, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_nv_n64, moe, 640) { st_body<st_cfg<dg_nv, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
 
 /* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. d's lines leave the L2 without being written to memory. topk <= 8
  * runs with all loads in flight. */

@@ -69,6 +69,11 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
 }
+DGC_FN void dg_tma_load3(unsigned dst, const void *map, int x, int y, int z, unsigned bar) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
+                 : "memory");
+}
 DGC_FN uint64_t dg_policy_first(void) {
     uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
@@ -173,6 +178,36 @@ DGC_FN void dg_wgmma_ss(float (&d)[128], unsigned a, unsigned b) {
           DG_ACC8(48), DG_ACC8(56), DG_ACC8(64), DG_ACC8(72), DG_ACC8(80), DG_ACC8(88),
           DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
         : "r"(a), "r"(b));
+}
+
+/* The same on f16, d = a . b + (keep ? d : 0). */
+DGC_FN void dg_wgmma_ss_f16(float (&d)[32], unsigned a, unsigned b, int keep) {
+    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %34, 0;\nmov.b64 a, {%32, 0x40000040};\nmov.b64 b, {%33, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "a, b, p, 1, 1, 0, 0;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
+        : "r"(a), "r"(b), "r"(keep));
+}
+/* Low word of the descriptor of an f16 operand of 256 columns that lies as k rows of 64 columns (128 bytes, swizzled), 64 rows to each
+ * 64 columns. One k16 step onwards is + 128. */
+DGC_FN unsigned dg_desc_rows64(unsigned addr) { return (addr & 0x3ffff) >> 4 | 512u << 16; }
+DGC_FN void dg_wgmma_rs_f16_rows(float (&d)[128], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%132, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "{%128, %129, %130, %131}, b, 1, 1, 1, 1;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
+          DG_ACC8(48), DG_ACC8(56), DG_ACC8(64), DG_ACC8(72), DG_ACC8(80), DG_ACC8(88),
+          DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
 
 #undef DG_ACC4
