@@ -59,7 +59,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-long test-sanitize test-emulated bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-long test-sanitize emulated test-emulated bench clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -191,8 +191,9 @@ test-sanitize:
 	tests/run.sh build/asan
 
 # The CPU backend's op tests on processors that are not here, under qemu-user.
-test-emulated: $(B)/tests/cpu_ops_static
+emulated: $(B)/tests/cpu_ops_static
 	$(MAKE) CC=aarch64-linux-gnu-gcc B=$(B)/arm64 $(B)/arm64/tests/cpu_ops_static
+test-emulated: emulated
 	tests/run.sh $(B) cpu_qemu
 
 bench: $(B)/diffgemma $(BENCH_BIN)

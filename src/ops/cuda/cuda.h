@@ -25,7 +25,9 @@ enum {
     DG_CUDA_H_CHAIN = 16,
     DG_CUDA_H_ATTENTION = 32,
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
-    DG_CUDA_H_ALL = 127
+    DG_CUDA_H_ALL = 127,
+    /* used only when named: a causal row's last bits were seen to depend on the rows beside it */
+    DG_CUDA_H_NAMED = DG_CUDA_H_ATTENTION
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
@@ -39,6 +41,7 @@ struct dg_cuda_opts {
     int device;
     bool exact_f32;
     enum dg_cuda_kernels kernels;
+    unsigned named;   /* those of DG_CUDA_H_NAMED that the list names */
     unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels; CHAIN: launches wait for each other */
     struct dg_cuda_tune tune;
     size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */

@@ -32,6 +32,7 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *lis
     }
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].name, word) == 0) {
+            o->named |= groups[i].bit & DG_CUDA_H_NAMED;
             o->without = (*listed ? o->without : DG_CUDA_H_ALL) & ~groups[i].bit;
             *listed = true;
             return true;
@@ -43,6 +44,7 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
     bool listed = false;
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
     o->without = o->kernels == DG_CUDA_AUTO ? 0 : DG_CUDA_H_ALL;
+    o->named = 0;
     memset(&o->tune, 0, sizeof o->tune);
     if (o->kernels != DG_CUDA_AUTO)
         return true;
@@ -67,7 +69,7 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
     cu->chain = !(o->without & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
-    cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without : 0;
+    cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without & ~(DG_CUDA_H_NAMED & ~o->named) : 0;
     cu->tune = o->tune;
 }
 
