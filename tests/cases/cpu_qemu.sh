@@ -9,7 +9,10 @@ one() { # NAME PROGRAM LEVELS QEMU...
         echo "ok - ops on $name # SKIP no $1 (qemu-user)"
     else
         for level in $levels; do
-            out=$("$@" "$prog" --small --quick --cpu "$level" 2>&1)
+            # qemu reads whole vectors where AVX2's masked loads, and so this machine's own run of the table, read their lanes alone
+            [ "$level" = avx2 ] && guard=--no-guard || guard=
+            # shellcheck disable=SC2086
+            out=$("$@" "$prog" --small --quick $guard --cpu "$level" 2>&1)
             status=$?
             echo "$out" | grep '^FAILED' >&2
             echo "$out" | sed -n "s/^\(not \)\{0,1\}ok - /&$name, /p"

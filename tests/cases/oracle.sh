@@ -1,30 +1,6 @@
 # The oracle folders: unpacked once into the build folder, then replayed by every program that reads them.
 set -u
-out=$DG_BUILD/test-data/oracle
-unpack() { # SOURCE TARGET
-    dst=$2
-    mkdir -p "$dst" || return 1
-    for f in "$1"/*; do
-        base=$(basename "$f")
-        to=$dst/${base%.xz}
-        [ "$to" -nt "$f" ] && continue
-        # under another name first: a cut file must never look unpacked
-        case $base in
-        *.xz) xz -dc "$f" >"$to.part" ;;
-        *) cat "$f" >"$to.part" ;;
-        esac && mv "$to.part" "$to" || return 1
-    done
-}
-
-dirs=
-for src in "$DG_ROOT"/tests/data/oracle/*/; do
-    name=$(basename "$src")
-    if unpack "${src%/}" "$out/$name"; then
-        dirs="$dirs $out/$name"
-    else
-        echo "not ok - unpack $name: see the messages above (xz-utils installed?)"
-    fi
-done
+. "$DG_ROOT/tests/support/oracle_data.sh"
 [ -n "$dirs" ] || { echo "not ok - no oracle folder under tests/data/oracle"; exit 1; }
 
 for prog in oracle_parity; do

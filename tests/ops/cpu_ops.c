@@ -1,8 +1,9 @@
 /* Every op of the CPU backend at every level against the case table: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick]
+ * [--no-guard]
  *
  * Prints TAP. Each level that this machine has, or the program emulates, runs with f32 and with bf16 planes, its inputs and outputs ending
  * at guard pages, on one thread and on three: both must give the same bits. --quick leaves out the bf16
- * planes where they are f32 arithmetic behind a conversion, and the run on one thread. */
+ * planes where they are f32 arithmetic behind a conversion, and the run on one thread; --no-guard the guard pages. */
 #include "ops/cpu/cpu.h"
 #include "support/op_cases.h"
 
@@ -22,7 +23,7 @@ struct options {
     const char *level, *filter;
     uint64_t seed;
     int repeat;
-    bool small, quick;
+    bool small, quick, no_guard;
 };
 
 static void report(const struct op_cases *c, const char *what) {
@@ -35,7 +36,7 @@ static void report(const struct op_cases *c, const char *what) {
 /* The digest of the results. */
 static uint64_t run(const struct options *o, enum dg_cpu_level l, enum dg_cpu_planes planes, int threads) {
     struct dg_error err = {0};
-    struct op_cases c = {.seed = o->seed, .filter = o->filter, .small = o->small, .guard = true};
+    struct op_cases c = {.seed = o->seed, .filter = o->filter, .small = o->small, .guard = !o->no_guard};
     struct dg_cpu_opts opts = {.threads = threads, .cap = l, .planes = planes};
     char what[96];
     snprintf(what, sizeof what, "ops of level %s, %s planes, %d threads", dg_cpu_level_name(l), planes == DG_CPU_PLANES_F32 ? "f32" : "bf16",
@@ -63,6 +64,8 @@ int main(int argc, char **argv) {
             o.small = true;
         else if (strcmp(a, "--quick") == 0)
             o.quick = true;
+        else if (strcmp(a, "--no-guard") == 0)
+            o.no_guard = true;
         else if (v && strcmp(a, "--cpu") == 0)
             o.level = argv[++i];
         else if (v && strcmp(a, "--filter") == 0)
@@ -72,7 +75,7 @@ int main(int argc, char **argv) {
         else if (v && strcmp(a, "--repeat") == 0)
             o.repeat = (int)strtol(argv[++i], NULL, 10);
         else {
-            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick]\n", stderr);
+            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick] [--no-guard]\n", stderr);
             return 2;
         }
     }

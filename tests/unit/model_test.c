@@ -414,7 +414,7 @@ static void says_what_is_missing(void **state) {
     unresolved("", "no such folder");
     unresolved("org", "no such folder");
     unresolved("a/b/c", "no such folder");
-    unresolved("../x", "no such folder");
+    unresolved("../nonesuch-dg", "no such folder");
     unresolved("org/..", "no such folder");
     unresolved("org/na me", "no such folder");
     unresolved("bad\nname/x", "bad?name/x: no such folder");
