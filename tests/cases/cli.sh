@@ -534,7 +534,7 @@ timeout 300 "$dg" ask -p "$sum" >"$out" 2>&- <&-
 [ $? -eq 0 ] && [ "$(cat "$out")" = 90 ] && pass "without standard input and error" || miss "without standard input and error" "$(cat "$out")"
 : >"$err"
 # a model that stops at once: no answer is no success
-go ask -p hi
+go ask --backend ref -p hi # what is near a tie is the same everywhere there
 [ ! -s "$out" ] || miss "an answer of nothing" "the prompt no longer gives an empty answer: $(cat "$out")"
 judge "an answer of nothing is status 1 and a reason" 1 "empty"
 
