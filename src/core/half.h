@@ -17,6 +17,18 @@ static inline uint32_t dg_f32_bits(float f) {
     return u;
 }
 
+/* Element i of a file's values, which may lie at any address. */
+static inline uint16_t dg_at_u16(const void *p, int64_t i) {
+    uint16_t u;
+    memcpy(&u, (const uint8_t *)p + 2 * i, 2);
+    return u;
+}
+static inline float dg_at_f32(const void *p, int64_t i) {
+    float f;
+    memcpy(&f, (const uint8_t *)p + 4 * i, 4);
+    return f;
+}
+
 static inline float dg_bf16_f32(uint16_t h) { return dg_bits_f32((uint32_t)h << 16); }
 
 /* NaN stays NaN (quiet bit set); overflow rounds to infinity. */

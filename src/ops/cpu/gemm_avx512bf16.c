@@ -75,7 +75,7 @@ static void pack_f32(const void *row, int64_t n, int64_t stride, void *dst) {
         put(d, _mm512_loadu_ps(p), _mm512_loadu_ps(p + 16));
     int64_t i = 0;
     if (n)
-        TAIL(d, i, n, dg_f32_bf16(p[i]));
+        TAIL(d, i, n, dg_f32_bf16(dg_at_f32(p, i)));
 }
 
 static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
@@ -85,7 +85,7 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         _mm512_storeu_si512(d, _mm512_loadu_si512(p));
     int64_t i = 0;
     if (n)
-        TAIL(d, i, n, p[i]);
+        TAIL(d, i, n, dg_at_u16(p, i));
 }
 
 /* A format's decoder and its product with one row of x, from `take`: 32 weights from element `at` on. */
@@ -121,7 +121,7 @@ INLINE __m512bh take_bf16(const uint8_t *row, int64_t k, int64_t at) {
 }
 static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return dg_bf16_f32(((const uint16_t *)(const void *)row)[at]);
+    return dg_bf16_f32(dg_at_u16(row, at));
 }
 FORMAT(bf16, take_bf16, value_bf16)
 
@@ -132,7 +132,7 @@ INLINE __m512bh take_f16(const uint8_t *row, int64_t k, int64_t at) {
 }
 static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return dg_f16_f32(((const uint16_t *)(const void *)row)[at]);
+    return dg_f16_f32(dg_at_u16(row, at));
 }
 FORMAT(f16, take_f16, value_f16)
 
@@ -143,7 +143,7 @@ INLINE __m512bh take_f32(const uint8_t *row, int64_t k, int64_t at) {
 }
 static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return ((const float *)(const void *)row)[at];
+    return dg_at_f32(row, at);
 }
 FORMAT(f32, take_f32, value_f32)
 

@@ -133,7 +133,7 @@ GEMM_INLINE void take_bf16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
 }
 static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return dg_bf16_f32(((const uint16_t *)(const void *)row)[at]);
+    return dg_bf16_f32(dg_at_u16(row, at));
 }
 GEMM_FORMAT(bf16, take_bf16, value_bf16)
 
@@ -145,7 +145,7 @@ GEMM_INLINE void take_f16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
 }
 static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return dg_f16_f32(((const uint16_t *)(const void *)row)[at]);
+    return dg_f16_f32(dg_at_u16(row, at));
 }
 GEMM_FORMAT(f16, take_f16, value_f16)
 
@@ -157,7 +157,7 @@ GEMM_INLINE void take_f32(const uint8_t *row, int64_t k, int64_t at, vf *v) {
 }
 static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
-    return ((const float *)(const void *)row)[at];
+    return dg_at_f32(row, at);
 }
 GEMM_FORMAT(f32, take_f32, value_f32)
 

@@ -61,7 +61,7 @@ static void pack_f32(const void *row, int64_t n, int64_t stride, void *dst) {
     for (; n >= STEP; n -= STEP, p += STEP, d += stride)
         vf_store_bf16(d, vf_load(p)), vf_store_bf16(d + 4, vf_load(p + 4));
     if (n)
-        TAIL(d, i, n, dg_f32_bf16(p[i]));
+        TAIL(d, i, n, dg_f32_bf16(dg_at_f32(p, i)));
 }
 
 static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
@@ -71,7 +71,7 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
     for (; n >= STEP; n -= STEP, p += STEP, d += stride)
         vst1q_u16(d, vld1q_u16(p));
     if (n)
-        TAIL(d, i, n, p[i]);
+        TAIL(d, i, n, dg_at_u16(p, i));
 }
 
 static void decode_bf16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
@@ -91,7 +91,7 @@ static void decode_f16(const uint8_t *row, int64_t k, int64_t k0, int64_t n, voi
     (void)k;
     for (; i + 4 <= n; i += 4)
         vf_store_bf16(d + i, vf_load_f16(p + i));
-    TAIL(d, i, n, dg_f32_bf16(dg_f16_f32(p[i])));
+    TAIL(d, i, n, dg_f32_bf16(dg_f16_f32(dg_at_u16(p, i))));
 }
 
 /* n decoded values to bf16. */

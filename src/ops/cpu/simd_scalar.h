@@ -43,9 +43,11 @@ static inline vi vf_round_int(vf v) { /* to the nearest, |v| < 2^22 */
 static inline vf vi_float(vi v) { return __builtin_convertvector(v, vf); }
 
 static inline vf vf_load_bf16(const uint16_t *p) {
+    uint16_t u[VL];
     vf v;
+    memcpy(u, p, sizeof u);
     for (int i = 0; i < VL; i++)
-        v[i] = dg_bf16_f32(p[i]);
+        v[i] = dg_bf16_f32(u[i]);
     return v;
 }
 /* Round to nearest even; NaN stays NaN. */
@@ -54,9 +56,11 @@ static inline void vf_store_bf16(uint16_t *p, vf v) {
         p[i] = dg_f32_bf16(v[i]);
 }
 static inline vf vf_load_f16(const uint16_t *p) {
+    uint16_t u[VL];
     vf v;
+    memcpy(u, p, sizeof u);
     for (int i = 0; i < VL; i++)
-        v[i] = dg_f16_f32(p[i]);
+        v[i] = dg_f16_f32(u[i]);
     return v;
 }
 static inline void vf_store_f16(uint16_t *p, vf v) {
