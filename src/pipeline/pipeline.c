@@ -6,6 +6,7 @@
 #include <string.h>
 
 struct request {
+    struct dg_pipeline *p;
     struct dg_op op;
     uint64_t ticket;
     atomic_bool cancel; /* the op's token when the client gave none */
@@ -33,7 +34,13 @@ static void free_request(struct request *q) {
 
 static void on_event(void *ctx, const struct dg_event *e) {
     struct request *q = ctx;
-    q->answered = q->answered || e->kind == DG_EV_ANSWER;
+    if (e->kind == DG_EV_ANSWER) {
+        /* with its answer the client's token may go out of life, while the op counts as running for a moment more */
+        pthread_mutex_lock(&q->p->lock);
+        q->op.cancel = &q->cancel;
+        pthread_mutex_unlock(&q->p->lock);
+        q->answered = true;
+    }
     if (q->emit)
         q->emit(q->ctx, e);
 }
@@ -160,6 +167,7 @@ enum dg_status dg_pipeline_submit(struct dg_pipeline *p, const struct dg_op *op,
     }
     if (!q->op.cancel)
         q->op.cancel = &q->cancel;
+    q->p = p;
     q->emit = emit;
     q->ctx = ctx;
     pthread_mutex_lock(&p->lock);
