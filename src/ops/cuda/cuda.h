@@ -11,7 +11,7 @@
 
 /* Which kernels make the matrix products. */
 enum dg_cuda_kernels {
-    DG_CUDA_AUTO,     /* the best the device has, less what `without` names */
+    DG_CUDA_AUTO,     /* the best the device has, of the groups in `use` */
     DG_CUDA_PORTABLE, /* mma.sync, on any device: what sm_80 to sm_120 use, but sm_90 */
     DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
 };
@@ -25,9 +25,8 @@ enum {
     DG_CUDA_H_CHAIN = 16,
     DG_CUDA_H_ATTENTION = 32,
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
-    DG_CUDA_H_ALL = 127,
-    /* used only when named: a causal row's last bits were seen to depend on the rows beside it */
-    DG_CUDA_H_NAMED = DG_CUDA_H_ATTENTION
+    /* all but attention, under which a causal row's last bits were seen to depend on the rows beside it */
+    DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_NVFP4
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
@@ -41,15 +40,14 @@ struct dg_cuda_opts {
     int device;
     bool exact_f32;
     enum dg_cuda_kernels kernels;
-    unsigned named;   /* those of DG_CUDA_H_NAMED that the list names */
-    unsigned without; /* DG_CUDA_H_ bits: these ops take the portable kernels; CHAIN: launches wait for each other */
+    unsigned use; /* with DG_CUDA_AUTO, DG_CUDA_H_ bits: the other ops take the portable kernels; 0 = DG_CUDA_H_DEFAULT */
     struct dg_cuda_tune tune;
     size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
     dg_upload_progress_fn *progress;
     void *progress_ctx;
 };
 
-/* Sets kernels and without from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
+/* Sets kernels, use and tune from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
  * may have split=N, split_full=N, plain and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */

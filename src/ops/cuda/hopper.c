@@ -13,7 +13,7 @@ static const struct {
               {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}};
 
 /* A word of the list: n bytes at s. */
-static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *listed) {
+static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
     char word[32];
     int value, used = 0;
     if (n >= sizeof word)
@@ -32,25 +32,21 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o, bool *lis
     }
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].name, word) == 0) {
-            o->named |= groups[i].bit & DG_CUDA_H_NAMED;
-            o->without = (*listed ? o->without : DG_CUDA_H_ALL) & ~groups[i].bit;
-            *listed = true;
+            o->use |= groups[i].bit;
             return true;
         }
     return false;
 }
 
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
-    bool listed = false;
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
-    o->without = o->kernels == DG_CUDA_AUTO ? 0 : DG_CUDA_H_ALL;
-    o->named = 0;
+    o->use = 0;
     memset(&o->tune, 0, sizeof o->tune);
     if (o->kernels != DG_CUDA_AUTO)
         return true;
     for (size_t n; *s; s += n + (s[n] == ',')) {
         n = strcspn(s, ",");
-        if (!take_word(s, n, o, &listed))
+        if (!take_word(s, n, o))
             return false;
     }
     return true;
@@ -68,8 +64,9 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
-    cu->chain = !(o->without & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
-    cu->hopper = there && o->kernels == DG_CUDA_AUTO && !o->exact_f32 ? DG_CUDA_H_ALL & ~o->without & ~(DG_CUDA_H_NAMED & ~o->named) : 0;
+    unsigned use = o->kernels != DG_CUDA_AUTO ? 0 : o->use ? o->use : DG_CUDA_H_DEFAULT;
+    cu->chain = (use & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
+    cu->hopper = there && !o->exact_f32 ? use : 0;
     cu->tune = o->tune;
 }
 
