@@ -44,9 +44,11 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
  * uses it is killed. Weights are mapped, and what the system keeps of their files it gives up for others. */
 static enum dg_status check_memory(const struct dg_session *s, int32_t rows, struct dg_error *err) {
     const struct dg_session_opts *o = &s->opts;
+    if (!s->be->ops->host_memory)
+        return DG_OK;
     size_t kv = dg_kv_bytes(s->cfg, o->ctx, o->ring, rows, o->kv), planes = o->planes ? 0 : dg_planes_bytes(s->be, rows);
     uint64_t room = dg_mem_available();
-    if (!s->be->ops->host_memory || kv + planes <= room)
+    if (kv + planes <= room)
         return DG_OK;
     /* the largest context that fits, to a thousand */
     int64_t lo = 0, hi = o->ctx;
