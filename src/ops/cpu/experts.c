@@ -1,4 +1,5 @@
 /* The experts of a layer: rows sorted by expert, each expert's rows packed where they are used, its two products, and the weighted sum. */
+#include "ops/buckets.h"
 #include "ops/cpu/product.h"
 
 #include <stdatomic.h>
@@ -14,20 +15,6 @@ struct expert_job {
     int64_t units;
     atomic_llong next;
 };
-
-/* Orders the (row, rank) pairs by expert, rows ascending within one: a counting sort. */
-static void bucket_pairs(const struct dg_cpu_gemm *g, const struct dg_routing *routing, int64_t n_pairs, int32_t experts) {
-    memset(g->bucket, 0, ((size_t)experts + 1) * sizeof *g->bucket);
-    for (int64_t p = 0; p < n_pairs; p++)
-        g->bucket[routing->expert[p] + 1]++;
-    for (int32_t e = 0; e < experts; e++)
-        g->bucket[e + 1] += g->bucket[e];
-    for (int64_t p = 0; p < n_pairs; p++)
-        g->pair[g->bucket[routing->expert[p]]++] = (int32_t)p;
-    for (int32_t e = experts; e > 0; e--)
-        g->bucket[e] = g->bucket[e - 1];
-    g->bucket[0] = 0;
-}
 
 /* Units of work: every expert that has rows is cut into as many parts, of whole panels, as its share of the rows asks for, so that neither
  * many small experts nor one large one keeps threads waiting. */
@@ -152,7 +139,7 @@ void dg_cpu_experts(struct dg_backend *be, const struct dg_plane *x, const struc
     struct dg_cpu *c = be->impl;
     struct expert_job j = {.cpu = c, .x = x, .routing = routing, .gate_up = gate_up, .down = down, .y = y, .experts = gate_up->e};
     int64_t n_pairs = (int64_t)x->rows * routing->k, half = DG_PRODUCT_N / 2;
-    bucket_pairs(&c->gemm, routing, n_pairs, gate_up->e);
+    dg_bucket_pairs(routing, n_pairs, gate_up->e, c->gemm.bucket, c->gemm.pair);
     j.units = make_units(c, n_pairs, gate_up->e, (down->k + half - 1) / half);
     dg_pool_run(be->pool, up_part, &j);
     j.units = make_units(c, n_pairs, gate_up->e, (down->n + DG_PRODUCT_N - 1) / DG_PRODUCT_N);

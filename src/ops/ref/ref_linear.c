@@ -1,4 +1,5 @@
 /* Matrix products of the reference backend: linear, router, experts. Each decodes a weight row once and runs all input rows past it. */
+#include "ops/buckets.h"
 #include "ops/ref/ref.h"
 
 #include <math.h>
@@ -118,20 +119,6 @@ struct expert_job {
     struct dg_plane *y;
 };
 
-/* Orders the (row, rank) pairs by expert, rows ascending within one: a counting sort. */
-static void bucket_pairs(struct dg_ref *r, const struct dg_routing *routing, int64_t n_pairs, int32_t experts) {
-    memset(r->bucket, 0, ((size_t)experts + 1) * sizeof *r->bucket);
-    for (int64_t p = 0; p < n_pairs; p++)
-        r->bucket[routing->expert[p] + 1]++;
-    for (int32_t e = 0; e < experts; e++)
-        r->bucket[e + 1] += r->bucket[e];
-    for (int64_t p = 0; p < n_pairs; p++)
-        r->pair[r->bucket[routing->expert[p]]++] = (int32_t)p;
-    for (int32_t e = experts; e > 0; e--)
-        r->bucket[e] = r->bucket[e - 1];
-    r->bucket[0] = 0;
-}
-
 static void expert_up_part(void *arg, int part, int n_parts) {
     struct expert_job *j = arg;
     int32_t moe = j->down->k, k = j->routing->k;
@@ -189,7 +176,7 @@ static void expert_sum_part(void *arg, int part, int n_parts) {
 void dg_ref_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                     const struct dg_stack *down, struct dg_plane *y) {
     struct expert_job j = {be->impl, x, routing, gate_up, down, y};
-    bucket_pairs(j.ref, routing, (int64_t)x->rows * routing->k, gate_up->e);
+    dg_bucket_pairs(routing, (int64_t)x->rows * routing->k, gate_up->e, j.ref->bucket, j.ref->pair);
     dg_pool_run(be->pool, expert_up_part, &j);
     dg_pool_run(be->pool, expert_down_part, &j);
     dg_pool_run(be->pool, expert_sum_part, &j);
