@@ -1,5 +1,5 @@
 /* diffgemma probe-device: what the CPU backend runs on here, and what this machine reaches. */
-#include "cli/cli.h"
+#include "cli/bench.h"
 
 #include "core/half.h"
 #include "core/mem.h"
@@ -7,7 +7,6 @@
 #include "ops/cuda/cuda.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -22,11 +21,6 @@ struct probe {
     struct dg_mat w;
     char *memory;
 };
-
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
 
 static void read_part(void *arg, int part, int n_parts) {
     typedef uint64_t words __attribute__((vector_size(64)));
@@ -63,8 +57,7 @@ static double median_of(double (*fn)(struct probe *), struct probe *p) {
     fn(p);
     for (int i = 0; i < REPEATS; i++)
         t[i] = fn(p);
-    qsort(t, REPEATS, sizeof *t, by_value);
-    return t[REPEATS / 2];
+    return dg_bench_spread(t, REPEATS).ms;
 }
 
 static void print_cache(const char *name, int which) {
