@@ -10,7 +10,7 @@ static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
@@ -65,6 +65,7 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
     unsigned use = o->kernels != DG_CUDA_AUTO ? 0 : o->use ? o->use : DG_CUDA_H_DEFAULT;
+    cu->branches = o->kernels != DG_CUDA_AUTO || (use & DG_CUDA_H_BRANCH);
     cu->chain = (use & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
     cu->hopper = there && !o->exact_f32 ? use : 0;
     cu->tune = o->tune;

@@ -367,6 +367,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->branch = dg_cuda_branch;
     o->replay = dg_cuda_replay;
 }
 
