@@ -58,7 +58,8 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
         k.mul[i] = outs[i].mul;
     }
     if (chains(&k, a, b, x, outs, n)) {
-        dgc_launch_norm_chain(be, DGC_K_norm_chain, (unsigned)a->rows, 1, 0, &k);
+        enum dg_cuda_kernel by = a->cols <= 8 * DGC_NORM_THREADS ? DGC_K_norm_chain : DGC_K_norm_chain_wide;
+        dgc_launch_norm_chain(be, by, (unsigned)a->rows, 1, 0, &k);
         return;
     }
     if (b)
@@ -253,15 +254,17 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
 static void op_router(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                       struct dg_routing *out) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
+    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), cu->s.router_part, x->rows};
+    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k, false};
     if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
         ((uintptr_t)r.w.p & 15) == 0) {
-        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), 1, DGC_ROUTER_SHARED, &r);
-        return;
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), DGC_ROUTER_PARTS, 0, &r);
+        a.logits = r.part;
+        a.parts = true;
+    } else {
+        struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
+        op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
     }
-    struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
-    op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
-    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k};
     dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
 }
 
@@ -376,7 +379,7 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
                    cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
-                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part,        cu->s.router_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -417,6 +420,8 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
     cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
     cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
+    if (cu->ops.act == DG_BF16)
+        cu->s.router_part = dg_cuda_alloc_raw(be, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float), what);
     if (cu->hopper & DG_CUDA_H_EXPERTS) {
         cu->s.moe_entry = dg_cuda_alloc_raw(be, ((size_t)c.experts + pairs / DGC_MOE_FEW + 1) * sizeof *cu->s.moe_entry, what);
         cu->s.moe_x = dg_cuda_alloc_raw(be, rows * (size_t)c.hidden * sizeof(uint16_t), what);

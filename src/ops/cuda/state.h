@@ -82,6 +82,7 @@ struct dg_cuda {
         void *h;          /* [pairs][moe] of the activation type */
         float *pair_y;    /* [pairs][hidden] */
         float *logits;    /* [rows][experts] */
+    float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
         int32_t *soft_ids, *soft_count;
         float *soft_w; /* their weights */
         uint16_t *soft_p; /* f16 probabilities of densely computed rows */
