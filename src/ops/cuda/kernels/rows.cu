@@ -268,10 +268,6 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
         }
         r = inv_rms_of(sum_once(s, tmp[2]), cols, a->eps);
     }
-#pragma unroll
-    for (int o = 0; o < DGC_NORM_OUTS; o++) /* before any row is written: a read behind a write of which it is not known to be apart waits for it */
-        if (early && o < a->n && (int)threadIdx.x * 8 < cols)
-            wy[o] = fetch8_weights(a->wy[o], (int)threadIdx.x * 8);
     s = 0;
 #pragma unroll
     for (int i = 0; i < wide; i++) {
@@ -287,6 +283,10 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
             v[i][j] = kept(&a->x, (t[i][j] * r * f[j] + v[i][j]) * a->scale);
             s = fmaf(v[i][j], v[i][j], s);
         }
+#pragma unroll
+        for (int o = 0; o < DGC_NORM_OUTS; o++) /* the compiler does not move reads ahead of a write that could be to the same place */
+            if (early && o < a->n)
+                wy[o] = fetch8_weights(a->wy[o], c);
         store8(&a->x, row * a->x.ld + c, v[i]);
     }
     if (!a->n)
