@@ -542,7 +542,7 @@ struct dgc_top_values_args {
     K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
     K(flash_join, flash_join, flash, 128, 0)                                            \
     K(top_scores, top_scores, topk, 256, DGC_TOP_SHARED)                                \
-    K(top_values, top_values, topk, 256, 0)
+    K(top_values, top_values, topk, 128, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \

@@ -130,12 +130,13 @@ DGC_KERNEL(top_scores, top_scores, 256) {
         }
 }
 
-#define THREADS 256
-#define WARPS 8
+#define THREADS 128
+#define WARPS 4
 #define BINS 1024
+#define SHARE (BINS / THREADS)
 #define LIST 2048 /* scores that reach the bound */
 #define VISITS 1024 /* groups that hold them */
-#define AHEAD 4 /* values a thread has under way */
+#define AHEAD 8 /* values a thread has under way */
 #define READ 8 /* groups a warp has under way */
 
 struct choice {
@@ -223,14 +224,21 @@ DGC_FN void range_of(uint32_t *low, uint32_t *high, struct choice *s) {
 
 /* The bin, counted from the top, in which the need-th lies: s->found = the bin, how many lie above it, how many in it. */
 DGC_FN void find_bin(int need, struct choice *s, int *turn) {
-    int top = BINS - 4 - 4 * (int)threadIdx.x, all;
-    uint4 u = *(const uint4 *)(s->bin + top);
-    int c[4] = {(int)u.w, (int)u.z, (int)u.y, (int)u.x};
-    int above = threads_before(c[0] + c[1] + c[2] + c[3], s, turn, &all);
+    int top = BINS - SHARE - SHARE * (int)threadIdx.x, c[SHARE], mine = 0, all;
 #pragma unroll
-    for (int j = 0; j < 4; j++) {
+    for (int j = 0; j < SHARE; j += 4) {
+        uint4 u = *(const uint4 *)(s->bin + top + SHARE - 4 - j);
+        c[j] = (int)u.w;
+        c[j + 1] = (int)u.z;
+        c[j + 2] = (int)u.y;
+        c[j + 3] = (int)u.x;
+        mine += c[j] + c[j + 1] + c[j + 2] + c[j + 3];
+    }
+    int above = threads_before(mine, s, turn, &all);
+#pragma unroll
+    for (int j = 0; j < SHARE; j++) {
         if (above < need && need <= above + c[j]) {
-            s->found[0] = top + 3 - j;
+            s->found[0] = top + SHARE - 1 - j;
             s->found[1] = above;
             s->found[2] = c[j];
         }
@@ -417,7 +425,7 @@ DGC_FN int sum_values(const struct dgc_kv *kv, int kvh, int k, struct choice *s)
     return slices;
 }
 
-DGC_KERNEL(top_values, top_values, 256) {
+DGC_KERNEL(top_values, top_values, 128) {
     __shared__ __align__(16) struct choice s;
     int64_t row = blockIdx.x / a.heads, lo, hi;
     int h = (int)((int64_t)blockIdx.x - row * a.heads), group = a.heads / a.kv.kv_heads, kvh = h / group, turn = 0;
