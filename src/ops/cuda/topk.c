@@ -8,11 +8,12 @@ static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1
 /* Floats that one row's scores take, with the largest of each group beside them. */
 static int64_t row_floats(int64_t heads, int64_t keys) { return heads * (up(keys, DGC_TOP_TILE) / 32 * 33); }
 
-/* A 64th of the device's memory, within bounds: 64 MiB, and 1 GiB, which holds 256 rows of 16 heads over 62,000 keys. */
+/* A 64th of the memory the backend may take, within bounds: 64 MiB, and 1 GiB, which holds 256 rows of 16 heads over 63,000 keys. */
 static size_t floats_most(const struct dg_cuda *cu) {
     const size_t least = (size_t)16 << 20, most = (size_t)256 << 20;
     size_t free_bytes = 0, total = 0;
     cu->d.mem_info(&free_bytes, &total);
+    total = cu->budget && cu->budget < total ? cu->budget : total;
     size_t share = total / 64 / sizeof(float);
     return share < least ? least : share > most ? most : share;
 }
