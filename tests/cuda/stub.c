@@ -1,9 +1,11 @@
 /* A CUDA driver for tests: libcuda.so.1 whose device memory is the host's and whose kernels run through the emulator.
  *
  * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (80), DG_STUB_MEMORY (bytes, 4 GiB),
- * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only). Misuse that a driver may
+ * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only), DG_STUB_LATE (what a stream of its own
+ * rank is given runs only when the other one waits for it: the latest that its events allow). Misuse that a driver may
  * forgive (a foreign pointer freed, a copy outside an allocation, a handle left open) is counted in dg_stub_faults. */
 #include "cuda/emulate.h"
+#include "ops/cuda/driver.h"
 #include "ops/cuda/kernels.h"
 
 #include <stdio.h>
@@ -31,6 +33,14 @@ static struct graph {
         void *args;
     } *launch;
 } *recording;
+/* A stream made with a rank, which joins the others through events alone. */
+struct stream {
+    int ranked, open, crossed; /* open: waits for the others and is not waited for yet; crossed: the last call was such a wait */
+    struct graph late;
+};
+struct event {
+    struct stream *of;
+};
 static size_t used;
 static int handles, pinned, contexts, faults, capturing;
 static long launches, calls;
@@ -204,29 +214,39 @@ static void run_launch(const struct launch *l) {
     if (l->f->run && !setting("DG_STUB_NO_RUN", 0))
         emu_launch(l->f->run, l->args, l->gx, l->gy, l->threads, l->shared);
 }
-static void keep_launch(const struct launch *l) {
-    void *grown = realloc(recording->launch, (size_t)(recording->n + 1) * sizeof *l);
+static void keep_launch(struct graph *g, const struct launch *l) {
+    void *grown = realloc(g->launch, (size_t)(g->n + 1) * sizeof *l);
     void *args = aligned_alloc(64, (l->f->arg_bytes + 63) / 64 * 64);
     if (!grown || !args)
         abort();
     memcpy(args, l->args, l->f->arg_bytes);
-    recording->launch = grown;
-    recording->launch[recording->n] = *l;
-    recording->launch[recording->n++].args = args;
+    g->launch = grown;
+    g->launch[g->n] = *l;
+    g->launch[g->n++].args = args;
+}
+static void launch_or_keep(const struct launch *l) {
+    if (capturing)
+        keep_launch(recording, l);
+    else
+        run_launch(l);
+}
+static void drop_launches(struct graph *g) {
+    for (int i = 0; i < g->n; i++)
+        free(g->launch[i].args);
+    free(g->launch);
+    g->launch = NULL;
+    g->n = 0;
 }
 static int graph_drop(struct graph *g) {
     handles--;
     if (--g->owners == 0) {
-        for (int i = 0; i < g->n; i++)
-            free(g->launch[i].args);
-        free(g->launch);
+        drop_launches(g);
         free(g);
     }
     return 0;
 }
 FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-   void *stream, void **params, void **extra) {
-    (void)stream;
+   struct stream *stream, void **params, void **extra) {
     (void)extra;
     PLANNED();
     if (!f || !gx || !gy || gz != 1 || by != 1 || bz != 1 || bx > 1024 || gy > 65535 || shared > 227 * 1024) {
@@ -235,11 +255,20 @@ FN(cuLaunchKernel, const struct emulated *f, unsigned gx, unsigned gy, unsigned 
     }
     launches++;
     struct launch l = {f, gx, gy, bx, shared, params[0]};
-    if (capturing)
-        keep_launch(&l);
+    if (stream->ranked && !stream->open)
+        fault("a launch into a side stream that waits for nothing");
+    stream->crossed = 0;
+    if (stream->ranked && setting("DG_STUB_LATE", 0))
+        keep_launch(&stream->late, &l);
     else
-        run_launch(&l);
+        launch_or_keep(&l);
     return 0;
+}
+FN(cuLaunchKernelEx, const struct dg_cu_launch *c, const struct emulated *f, void **params, void **extra) {
+    struct stream *s = (struct stream *)c->stream;
+    if (s->crossed && c->n_attrs == 1 && c->attrs[0].id == DG_CU_LAUNCH_CHAINED && c->attrs[0].value.flag)
+        fault("a launch that may begin early behind two streams");
+    return cuLaunchKernel(f, c->gx, c->gy, c->gz, c->bx, c->by, c->bz, c->shared, s, params, extra);
 }
 
 FN(cuMemGetInfo_v2, size_t *left, size_t *total) {
@@ -330,35 +359,61 @@ FN(cuMemsetD8Async, unsigned long long dst, unsigned char v, size_t bytes, void 
     memset((void *)(uintptr_t)dst, v, bytes);
     return 0;
 }
-FN(cuStreamCreate, void **s, unsigned flags) {
-    (void)flags;
-    PLANNED();
-    *s = handle();
+static int new_stream(struct stream **s, int ranked) {
+    *s = calloc(1, sizeof **s);
+    (*s)->ranked = ranked;
+    handles++;
     return 0;
 }
-FN(cuStreamDestroy_v2, void *s) { return drop(s); }
+FN(cuStreamCreate, struct stream **s, unsigned flags) {
+    (void)flags;
+    PLANNED();
+    return new_stream(s, 0);
+}
+FN(cuStreamCreateWithPriority, struct stream **s, unsigned flags, int rank) {
+    (void)flags;
+    (void)rank;
+    PLANNED();
+    return new_stream(s, 1);
+}
+FN(cuStreamDestroy_v2, struct stream *s) {
+    if (s->open && s->late.n)
+        fault("a stream whose work nobody waited for");
+    drop_launches(&s->late);
+    return drop(s);
+}
 FN(cuStreamSynchronize, void *s) {
     (void)s;
     PLANNED();
     return 0;
 }
-FN(cuStreamWaitEvent, void *s, void *e, unsigned flags) {
-    (void)s;
-    (void)e;
-    (void)flags;
-    return 0;
-}
-FN(cuEventCreate, void **e, unsigned flags) {
+FN(cuStreamWaitEvent, struct stream *s, struct event *e, unsigned flags) {
     (void)flags;
     PLANNED();
-    *e = handle();
+    if (!e->of || e->of == s)
+        return 0;
+    s->crossed = 1;
+    if (s->ranked) {
+        s->open = 1;
+    } else {
+        e->of->open = 0;
+        for (int i = 0; i < e->of->late.n; i++)
+            launch_or_keep(&e->of->late.launch[i]);
+        drop_launches(&e->of->late);
+    }
     return 0;
 }
-FN(cuEventDestroy_v2, void *e) { return drop(e); }
-FN(cuEventRecord, void *e, void *s) {
-    (void)e;
-    (void)s;
+FN(cuEventCreate, struct event **e, unsigned flags) {
+    (void)flags;
     PLANNED();
+    *e = calloc(1, sizeof **e);
+    handles++;
+    return 0;
+}
+FN(cuEventDestroy_v2, struct event *e) { return drop(e); }
+FN(cuEventRecord, struct event *e, struct stream *s) {
+    PLANNED();
+    e->of = s;
     return 0;
 }
 FN(cuEventSynchronize, void *e) {

@@ -614,6 +614,7 @@ static void case_router(struct op_run *r) {
     one_router(r, 67, 16, 256, 4, true);
     one_router(r, 130, 128, 416, 8, false);
     one_router(r, 9, 128, 416, 8, true);
+    one_router(r, 35, 128, 3264, 8, true);
     one_router(r, 5, 300, 37, 8, false);
     one_router(r, 3, 8, 64, 8, false);
 }
