@@ -151,6 +151,9 @@ $(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
+# without sanitizers, which do not follow the emulator's stacks
+$(B)/tests/cuda_top_rows: tests/cuda/top_rows.c tests/cuda/emulate.c $(B)/tests/stub/k_topk.o
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -o $@ $^ -lm
 EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated
 $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)
@@ -178,7 +181,7 @@ endif
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc $(B)/tests/cuda_top_rows
 
 test: tests
 	tests/run.sh $(B)

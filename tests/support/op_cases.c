@@ -317,6 +317,36 @@ static const struct kv_case kv_cases[] = {
     {128, 4, 2, 6, 6, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
 
+/* Full layers that attend to the highest scores; key t is key t - twins where that is not 0. Those with one kv head or few positions are also
+ * for the emulator, which multiplies whole tiles. */
+static const struct {
+    struct kv_case c;
+    int twins;
+} top_cases[] = {
+    /* around the first visible positions, where all are kept; a tile of 128 positions; more groups of 32 than keys kept */
+    {{512, 16, 2, 12, 12, 0, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 16, 2, 9, 8, 60, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 16, 2, 6, 6, 124, true, false, true, 0, DG_F16, 31, 0}, 0},
+    {{512, 6, 1, 3, 2, 2046, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 5, 5, 2045, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 4, 3, 4400, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 6, 2, 4, 4, 3001, true, false, true, 0, DG_F16, 1, 0}, 0},
+    /* so many kept that the list of candidates does not hold them */
+    {{512, 4, 1, 3, 3, 4300, true, false, false, 0, DG_F16, 512, 0}, 0},
+    {{192, 4, 1, 3, 3, 3000, true, false, true, 0, DG_F16, 600, 0}, 0},
+    {{256, 4, 2, 9, 7, 2500, false, false, true, 0, DG_F16, 100, 0}, 0},
+    /* equal scores: all of them, a third, and in pairs far apart */
+    {{512, 4, 1, 4, 4, 2300, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 1},
+    {{512, 4, 1, 3, 2, 4500, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 3},
+    {{512, 8, 2, 4, 4, 2900, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 1000},
+    {{128, 4, 2, 5, 5, 150, true, false, true, 0, DG_F16, 63, 0}, 40},
+    {{64, 2, 1, 4, 4, 1000, true, false, true, 0, DG_F32, 100, 0}, 7},
+    /* many rows: more than one tile of a kv head */
+    {{512, 4, 2, 300, 300, 2500, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 130, 124, 3900, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 900},
+    {{512, 16, 2, 130, 130, 50, true, false, false, 0, DG_F16, 64, 0}, 0},
+};
+
 /* A value of a cache as stored. */
 static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, int64_t slot, int32_t h, int d) {
     const unsigned char *head = raw + (size_t)(slot * kv->kv_heads + h) * dg_kv_head_bytes(kv->dtype, kv->hd);
@@ -327,8 +357,9 @@ static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, i
     return (double)scale * ((const signed char *)head)[sizeof scale + (size_t)d];
 }
 
-/* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
-static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
+/* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. twins: of a whole cache, key t is
+ * key t - twins; 0 = all differ. */
+static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, int twins, double **k, double **v) {
     size_t heads = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
     struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
     double **val[2] = {k, v};
@@ -349,6 +380,8 @@ static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int
             }
             if (c->kv == DG_Q8)
                 dg_kv_q8_store(x, c->hd, head);
+            if (twins && !which && slot >= twins)
+                memcpy(head, head - (size_t)(twins * c->kv_heads) * dg_kv_head_bytes(c->kv, c->hd), dg_kv_head_bytes(c->kv, c->hd));
             for (int e = 0; e < c->hd; e++)
                 d[at * c->hd + e] = kv_value(&kv, raw, slot, (int32_t)(i % c->kv_heads), e);
         }
@@ -363,30 +396,40 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Drops all but the k highest scores. Returns the weight of those so near the edge that rounding by `slack` may decide about them. */
+/* Drops all but the k highest scores, of equal ones the first. Returns the weight of those so near the edge, and not equal to it, that rounding
+ * by `slack` may decide about them. */
 static double keep_top(double *s, int64_t n, int64_t k, double slack, double max) {
     if (k >= n)
         return 0;
-    double *tmp = malloc((size_t)n * sizeof *tmp), least, edge = 0;
+    double *tmp = malloc((size_t)n * sizeof *tmp), least, near = 0;
     if (!tmp)
         abort();
     memcpy(tmp, s, (size_t)n * sizeof *tmp);
     qsort(tmp, (size_t)n, sizeof *tmp, rising);
     least = tmp[n - k];
-    if (tmp[n - k] - tmp[n - k - 1] <= slack)
-        for (int64_t i = 0; i < n; i++)
-            edge += fabs(s[i] - least) <= slack ? exp(s[i] - max) : 0;
-    for (int64_t i = 0; i < n; i++)
-        s[i] = s[i] < least ? -INFINITY : s[i];
+    bool decided = tmp[n - k] - tmp[n - k - 1] > slack, all_equal = true;
+    int64_t equal = 0;
     free(tmp);
-    return edge;
+    for (int64_t i = 0; i < n; i++) {
+        if (fabs(s[i] - least) <= slack) {
+            near += exp(s[i] - max);
+            all_equal &= s[i] >= least && s[i] <= least;
+        }
+        equal += s[i] > least; /* at first those that leave no room for an equal one */
+    }
+    for (int64_t i = 0; i < n; i++) {
+        bool is = s[i] >= least && s[i] <= least, kept = s[i] > least || (is && equal < k);
+        equal += is;
+        s[i] = kept ? s[i] : -INFINITY;
+    }
+    return decided || all_equal ? 0 : near;
 }
 
-static void one_attention(struct op_run *r, const struct kv_case *c) {
+static void one_attention(struct op_run *r, const struct kv_case *c, int twins) {
     const struct dg_ops *op = r->c->be->ops;
     double *k, *v;
     int64_t end = c->pos0 + c->live, row = (int64_t)c->kv_heads * c->hd;
-    struct dg_kv_layer kv = make_kv(r, c, end, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, end, twins, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane q = op_input(r, c->n, c->heads * c->hd + 24, op->act, 0.4), y = op_output(r, c->n, c->heads * c->hd, op->act);
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
@@ -425,19 +468,19 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
                               8 * edge / sum + 1e-37 + (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
             }
         }
-    /* the last rows of the same batch computed alone: a causal row must not notice; a bidirectional one sees the same keys */
-    int from = c->live > 2 ? c->live / 2 : 0;
-    if (from && c->causal) {
-        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, true, -1, c->topk};
+    /* the last rows of the same batch computed alone: a causal row must not notice; others see the same keys without the padding rows */
+    int from = c->live > 2 && c->causal ? c->live / 2 : 0;
+    if (from || (!c->causal && c->n > c->live)) {
+        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, c->causal, from ? -1 : b.ring_from, c->topk};
         struct dg_plane part = op_rows(&q, from, tail.n);
         struct op_plane again = op_output(r, tail.n, c->heads * c->hd, op->act);
         op->attention(r->c->be, &part, c->heads, &tail, &kv, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
-    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32",
-            r->rows_at == OP_ROWS_WHOLE ? "at whole vectors" : "at odd places");
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d twins %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n,
+            (long long)c->pos0, c->window, c->topk, twins, c->causal ? "causal" : "both ways",
+            c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32", r->rows_at == OP_ROWS_WHOLE ? "at whole vectors" : "at odd places");
 }
 
 /* Products of a case: what an emulator or a checker can take of the large ones is little. */
@@ -450,7 +493,11 @@ static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
         if ((!r->c->small || small_case(&kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             for (r->rows_at = OP_ROWS_WHOLE; r->rows_at <= (i % 4 ? OP_ROWS_WHOLE : OP_ROWS_ODD); r->rows_at++)
-                one_attention(r, &kv_cases[i]);
+                one_attention(r, &kv_cases[i], 0);
+    r->rows_at = OP_ROWS_WHOLE;
+    for (size_t i = 0; i < sizeof top_cases / sizeof *top_cases; i++)
+        if (!r->c->small || (small_case(&top_cases[i].c) && (top_cases[i].c.kv_heads == 1 || top_cases[i].c.pos0 < 500)))
+            one_attention(r, &top_cases[i].c, top_cases[i].twins);
     r->rows_at = OP_ROWS_ANY;
 }
 
@@ -458,7 +505,7 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
     const struct dg_ops *op = r->c->be->ops;
     int hd = c->hd, half = hd / 2, cols = (c->heads + (c->has_v ? 2 : 1) * c->kv_heads) * hd;
     double *k, *v;
-    struct dg_kv_layer kv = make_kv(r, c, 0, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, 0, 0, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane x = op_input(r, c->n, cols, op->act, 2);
     struct op_vec qn = op_vec(r, hd, 1), kn = op_vec(r, hd, 1);

@@ -10,7 +10,8 @@ static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH},
+              {"topk", DG_CUDA_H_TOPK}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
@@ -159,6 +160,22 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
         dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256_canvas, blocks, 1, DGC_FLASH_CANVAS_SHARED, &t);
     else
         dgc_launch_flash_sm90(be, hd == 512 ? DGC_K_flash_sm90_512 : DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+}
+
+/* Each share of the keys is a block's: as many as occupy the card. A score's sum does not depend on it. */
+bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * kv->hd, tiles_all = a->pitch / DGC_TOP_TILE;
+    if (!(cu->hopper & DG_CUDA_H_TOPK) || kv->hd != 512 || kv->slots < DGC_TOP_TILE || kv->slots >= INT32_MAX || !at_vectors(a->q.p, a->q.ld * 2))
+        return false;
+    struct dgc_top_scores_sm90_args t = {.f = *a};
+    if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, DGC_TOP_TILE))
+        return true;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), DGC_TOP_TILE) * (unsigned)kv->kv_heads;
+    int64_t shares = blocks < (unsigned)cu->n_sm ? (unsigned)cu->n_sm / blocks : 1;
+    dgc_launch_top_scores_sm90(be, DGC_K_top_scores_sm90, blocks, (unsigned)(shares < tiles_all ? shares : tiles_all), DGC_TOP_SM90_SHARED, &t);
+    return true;
 }
 
 #define HEAD_ROWS 256 /* of one launch */
