@@ -619,8 +619,22 @@ static void case_router(struct op_run *r) {
     one_router(r, 3, 8, 64, 8, false);
 }
 
-/* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none. */
-static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, bool lopsided) {
+/* Which experts a case's rows go to. */
+struct spread {
+    enum { DRAWN, LOPSIDED, COUNTED } kind; /* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none */
+    const int32_t *count;                   /* COUNTED: rows of each expert, one expert a row */
+};
+
+/* The expert of row i of m, of as many rows as the counts say, in an order that mixes the experts. */
+static int32_t counted(const int32_t *count, int m, int i) {
+    int64_t at = (int64_t)i * 7919 % m;
+    int32_t e = 0;
+    while (at >= count[e])
+        at -= count[e++];
+    return e;
+}
+
+static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, struct spread to) {
     struct dg_backend *be = r->c->be;
     weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
@@ -635,7 +649,9 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
             int32_t e;
             bool taken;
             do {
-                e = lopsided && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                e = to.kind == LOPSIDED && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                if (to.kind == COUNTED)
+                    e = counted(to.count, m, i);
                 taken = false;
                 for (int q = 0; q < j; q++)
                     taken |= id[i * topk + q] == e;
@@ -686,26 +702,39 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
         op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
-            lopsided ? " lopsided" : "");
+            to.kind == LOPSIDED ? " lopsided" : to.kind == COUNTED ? " counted" : "");
+}
+
+/* Entries of many tokens on Hopper: every width of their tiles, one more and one less; an expert without rows among them. */
+static void many_tokens(struct op_run *r, enum dg_format fmt) {
+    static const int32_t edges[] = {1, 63, 64, 65, 0, 127, 128, 129, 300}, widths[] = {31, 33, 79, 81, 96, 97, 112, 113}, cut[] = {129, 0, 16};
+    const struct spread by_edges = {COUNTED, edges}, by_widths = {COUNTED, widths}, by_cut = {COUNTED, cut};
+    one_experts(r, fmt, 877, 9, 1, 128, 320, by_edges);
+    one_experts(r, fmt, 642, 8, 1, 192, 192, by_widths);
+    one_experts(r, fmt, 145, 3, 1, 704, 2816, by_cut);
+    one_experts(r, fmt, 520, 4, 2, 64, 64, (struct spread){DRAWN, NULL});
 }
 
 static void case_experts(struct op_run *r) {
+    const struct spread drawn = {DRAWN, NULL}, lopsided = {LOPSIDED, NULL};
     static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_F32, DG_FMT_Q8_ROW};
     for (size_t f = 0; f < 6; f++) {
-        one_experts(r, fmts[f], 3, 5, 2, 32, 64, false);
-        one_experts(r, fmts[f], 45, 16, 4, 96, 160, false);
+        one_experts(r, fmts[f], 3, 5, 2, 32, 64, drawn);
+        one_experts(r, fmts[f], 45, 16, 4, 96, 160, drawn);
         if (!r->c->small || f < 2)
-            one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
+            one_experts(r, fmts[f], 150, 9, 2, 64, 96, lopsided);
         if (!r->c->small)
-            one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+            one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, drawn);
         /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
         if (fmts[f] == DG_FMT_Q4_BLOCK || fmts[f] == DG_FMT_NVFP4_BLOCK) {
-            one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
+            one_experts(r, fmts[f], 9, 5, 2, 64, 128, drawn);
+            one_experts(r, fmts[f], 70, 2, 1, 64, 64, lopsided);
             if (!r->c->small) {
-                one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
-                one_experts(r, fmts[f], 70, 128, 8, 64, 320, false);
-                one_experts(r, fmts[f], 300, 6, 3, 128, 256, true);
-                one_experts(r, fmts[f], 5, 4, 2, 704, 384, false);
+                one_experts(r, fmts[f], 100, 40, 8, 192, 256, lopsided);
+                one_experts(r, fmts[f], 70, 128, 8, 64, 320, drawn);
+                one_experts(r, fmts[f], 300, 6, 3, 128, 256, lopsided);
+                one_experts(r, fmts[f], 5, 4, 2, 704, 384, drawn);
+                many_tokens(r, fmts[f]);
             }
         }
     }
@@ -871,7 +900,7 @@ static const struct {
 
 void op_cases_run(struct op_cases *c) {
     struct dg_error err = {0};
-    struct dg_reserve need = {.rows = 512, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
+    struct dg_reserve need = {.rows = 1024, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
     if (dg_backend_reserve(c->be, &need, &err) != DG_OK) {
         printf("scratch: %s\n", dg_error_text(&err));
         dg_error_clear(&err);
