@@ -5,8 +5,8 @@
  * at guard pages, on one thread and on three: both must give the same bits. --quick leaves out the bf16
  * planes where they are f32 arithmetic behind a conversion, and the run on one thread; --no-guard the guard pages.
  *
- * cpu_ops --record ... | cpu_ops --replay ..., same options and one level for both: the left runs the ops and writes what they leave, the right checks
- * it. So an emulator runs the kernels alone; the sums in double and the comparisons run at full speed. */
+ * cpu_ops --record ... | cpu_ops --replay ..., same options and one level for both: the left runs the ops and writes what they leave, the
+ * right checks it. So an emulator runs the kernels alone; the sums in double and the comparisons run at full speed. */
 #include "ops/cpu/cpu.h"
 #include "support/op_cases.h"
 
@@ -92,7 +92,8 @@ int main(int argc, char **argv) {
         else if (v && strcmp(a, "--repeat") == 0)
             o.repeat = (int)strtol(argv[++i], NULL, 10);
         else {
-            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick] [--no-guard] [--record | --replay]\n", stderr);
+            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick] [--no-guard] "
+                  "[--record | --replay]\n", stderr);
             return 2;
         }
     }

@@ -28,7 +28,8 @@ struct op_cases {
 
 /* The model of a backend under test: a shape to size scratch by, no weights. */
 const struct dg_model *op_cases_model(void);
-/* Runs the cases; ends the program when what is replayed is not of the same run. Prints one line an op (cases, worst error / bound) and one line for each failure. */
+/* Runs the cases; ends the program when what is replayed is not of the same run. Prints one line an op (cases, worst error / bound) and one line
+ * for each failure. */
 void op_cases_run(struct op_cases *c);
 
 #endif
