@@ -15,8 +15,8 @@ one() { # NAME PROGRAM LEVELS QEMU...
             [ "$level" = avx2 ] && guard=--no-guard || guard=
             # shellcheck disable=SC2086
             # the emulated program runs the kernels; one at full speed checks what they leave
-            out=$({ "$@" "$prog" --record --small --quick $guard --cpu "$level" 2>"$tmp/emulated"; echo $? >"$tmp/status"; } |
-                "$DG_BUILD/tests/cpu_ops" --replay --small --quick --cpu "$level" 2>&1)
+            out=$({ "$@" "$prog" --record --emulated --quick $guard --cpu "$level" 2>"$tmp/emulated"; echo $? >"$tmp/status"; } |
+                "$DG_BUILD/tests/cpu_ops" --replay --emulated --quick --cpu "$level" 2>&1)
             status=$?
             { echo "$out" | grep '^FAILED'; grep '^FAILED' "$tmp/emulated"; } >&2
             echo "$out" | sed -n "s/^\(not \)\{0,1\}ok - /&$name, /p"

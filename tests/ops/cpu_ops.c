@@ -1,5 +1,5 @@
 /* Every op of the CPU backend at every level against the case table: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick]
- * [--no-guard] [--record | --replay]
+ * [--emulated] [--no-guard] [--record | --replay]
  *
  * Prints TAP. Each level that this machine has, or the program emulates, runs with f32 and with bf16 planes, its inputs and outputs ending
  * at guard pages, on one thread and on three: both must give the same bits. --quick leaves out the bf16
@@ -27,7 +27,7 @@ struct options {
     const char *level, *filter;
     uint64_t seed;
     int repeat;
-    bool small, quick, no_guard;
+    bool small, emulated, quick, no_guard;
     FILE *record, *replay;
 };
 
@@ -46,7 +46,7 @@ static void report(const struct op_cases *c, const char *what) {
 /* The digest of the results. */
 static uint64_t run(const struct options *o, enum dg_cpu_level l, enum dg_cpu_planes planes, int threads) {
     struct dg_error err = {0};
-    struct op_cases c = {.seed = o->seed, .filter = o->filter, .small = o->small, .guard = !o->no_guard && !o->replay,
+    struct op_cases c = {.seed = o->seed, .filter = o->filter, .small = o->small, .emulated = o->emulated, .guard = !o->no_guard && !o->replay,
                          .record = o->record, .replay = o->replay};
     struct dg_cpu_opts opts = {.threads = o->replay ? 1 : threads, .cap = o->replay ? DG_CPU_SCALAR : l, .planes = planes};
     char what[96];
@@ -73,6 +73,8 @@ int main(int argc, char **argv) {
         const char *a = argv[i], *v = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(a, "--small") == 0)
             o.small = true;
+        else if (strcmp(a, "--emulated") == 0)
+            o.small = o.emulated = true;
         else if (strcmp(a, "--quick") == 0)
             o.quick = true;
         else if (strcmp(a, "--no-guard") == 0)
@@ -92,7 +94,7 @@ int main(int argc, char **argv) {
         else if (v && strcmp(a, "--repeat") == 0)
             o.repeat = (int)strtol(argv[++i], NULL, 10);
         else {
-            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small] [--quick] [--no-guard] "
+            fputs("usage: cpu_ops [--cpu LEVEL] [--seed N] [--repeat N] [--filter OP] [--small | --emulated] [--quick] [--no-guard] "
                   "[--record | --replay]\n", stderr);
             return 2;
         }

@@ -227,7 +227,7 @@ static void case_linear(struct op_run *r) {
         int step = dg_format_traits(fmt)->block;
         one_linear(r, fmt, 1, 1, 32 * step > 64 ? 64 : 32 * step, 1, false, OP_RANDOM);
         one_linear(r, fmt, 67, 131, 96, 3, false, OP_RANDOM);
-        one_linear(r, fmt, 130, 70, 352, 2, true, OP_RANDOM);
+        one_linear(r, fmt, r->c->emulated ? 22 : 130, 70, 352, 2, true, OP_RANDOM);
         one_linear(r, fmt, 9, 300, 32, 1, false, OP_MAX);
         one_linear(r, fmt, 9, 40, 64, 1, false, OP_ZERO_SCALE);
         one_linear(r, fmt, 9, 40, 64, 1, false, OP_TINY);
@@ -316,6 +316,22 @@ static const struct kv_case kv_cases[] = {
     {512, 16, 2, 9, 9, 130, false, false, false, 0, DG_Q8, 0, 0},
     {10, 2, 1, 5, 5, 3, true, false, true, 0, DG_Q8, 0, 0},
     {128, 4, 2, 6, 6, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
+};
+
+/* Cases above in as few rows and heads as show the same, for an emulated processor. */
+static const struct kv_case kv_emulated[] = {
+    {256, 4, 2, 13, 13, 1020, true, true, true, 200, DG_F16, 0, 0},
+    {256, 4, 2, 20, 20, 1000, false, true, true, 64, DG_F32, 0, 0},
+    {512, 8, 1, 7, 7, 130, false, false, false, 0, DG_F16, 0, 0},
+    {128, 1, 1, 7, 7, 4092, true, false, true, 0, DG_F16, 0, 0},
+    {192, 1, 1, 4, 4, 4094, false, false, false, 0, DG_F16, 0, 0},
+    {64, 2, 1, 21, 21, 2000, false, true, true, 64, DG_F16, 0, 1100},
+    {128, 2, 1, 3, 3, 4500, false, false, true, 0, DG_F16, 1, 0},
+    {64, 2, 1, 7, 7, 4000, true, false, true, 0, DG_F32, 300, 0},
+    {256, 2, 2, 35, 35, 127, true, true, true, 65, DG_F16, 0, 0},
+    {256, 4, 1, 17, 16, 2040, false, true, true, 128, DG_F16, 0, 1900},
+    {512, 8, 1, 5, 5, 130, false, false, false, 0, DG_Q8, 0, 0},
+    {128, 2, 1, 3, 3, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
 
 /* A value of a cache as stored. */
@@ -442,15 +458,17 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
 }
 
 /* Products of a case: what an emulator or a checker can take of the large ones is little. */
-static bool small_case(const struct kv_case *c) {
+static bool small_case(const struct op_run *r, const struct kv_case *c) {
     int64_t keys = c->n + (c->window && !c->ring_from ? c->window : c->ring_from ? c->pos0 - c->ring_from : c->pos0);
-    return c->n * c->heads < 700 && keys * c->n * c->heads * c->hd < 50000000;
+    return c->n * c->heads < 700 && keys * c->n * c->heads * c->hd < (r->c->emulated ? 4500000 : 50000000);
 }
 
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        if ((!r->c->small || small_case(&kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
+        if ((!r->c->small || small_case(r, &kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             one_attention(r, &kv_cases[i]);
+    for (size_t i = 0; r->c->emulated && i < sizeof kv_emulated / sizeof *kv_emulated; i++)
+        one_attention(r, &kv_emulated[i]);
 }
 
 static void one_qkv(struct op_run *r, const struct kv_case *c) {
@@ -506,8 +524,10 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
 
 static void case_qkv_store(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
-        if (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8)
+        if ((kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8) && (!r->c->emulated || small_case(r, &kv_cases[i])))
             one_qkv(r, &kv_cases[i]);
+    for (size_t i = 0; r->c->emulated && i < sizeof kv_emulated / sizeof *kv_emulated; i++)
+        one_qkv(r, &kv_emulated[i]);
 }
 
 /* Duplicated experts give equal logits: the lower id must win. */
@@ -644,7 +664,7 @@ static void case_experts(struct op_run *r) {
     static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_F32, DG_FMT_Q8_ROW};
     for (size_t f = 0; f < 6; f++) {
         one_experts(r, fmts[f], 3, 5, 2, 32, 64, false);
-        one_experts(r, fmts[f], 45, 16, 4, 96, 160, false);
+        one_experts(r, fmts[f], r->c->emulated ? 20 : 45, 16, 4, 96, 160, false);
         if (!r->c->small || f < 2)
             one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
         if (!r->c->small)
@@ -708,6 +728,8 @@ static void case_head(struct op_run *r) {
     for (size_t f = 0; f < 3; f++)
         for (int big = 0; big < 2; big++) {
             int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
+            if (big && r->c->emulated)
+                m = 23, vocab = 500, k = 160;
             r->whole = f == 0;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
@@ -764,7 +786,8 @@ static void case_soft_embed(struct op_run *r) {
     for (int f = 0; f < 16; f++) {
         bool sparse = f & 4, big = f & 8;
         enum dg_format fmt = fmts[f & 3];
-        int m = big ? 67 : 3, vocab = big ? (r->c->small ? 2500 : VOCAB) : 50, k = big && !r->c->small ? HIDDEN : 72;
+        int m = big ? 67 : 3, vocab = big ? (r->c->emulated ? 900 : r->c->small ? 2500 : VOCAB) : 50;
+        int k = big && !r->c->small ? HIDDEN : r->c->emulated ? 40 : 72;
         struct op_plane z = op_input(r, m, vocab, DG_F32, 6), y = op_output(r, m, k, be->ops->act);
         struct op_mat w = op_mat(r, fmt, vocab, k, 1);
         for (int i = 1; big && i < m; i += 4) /* rows so flat that nearly every id survives, among others */

@@ -14,6 +14,7 @@ struct op_cases {
     uint64_t seed;
     const char *filter; /* only ops whose name contains it; NULL = all */
     bool small;         /* leave out the shapes that are slow on an emulated device */
+    bool emulated;      /* with small: fewer rows of the same kinds, for a processor whose every lane is a call */
     double weight_round; /* relative rounding of weights before products: 0, or 2^-8 where they become bf16 */
     double prob_round;   /* the same of attention's and the soft embedding's probabilities: 2^-11 where they are f16 */
     bool guard;          /* every block ends at a page that must not be touched; for backends whose memory is the host's */
