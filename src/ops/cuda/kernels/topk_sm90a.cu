@@ -1,15 +1,16 @@
 /* The scores of top-k attention on Hopper: f16 queries and keys, f32 sums over 512 dimensions in one order, as topk.cu has them.
  *
  * A block keeps the f16 queries of a tile of 128 (row, head) pairs of one kv head in shared memory and walks its share of the keys in tiles of
- * 128. One thread brings the keys, 64 dimensions a stage, through a ring. Two pairs of warpgroups take the tiles by turns, 64 rows a
- * warpgroup, so that one pair stores its scores while the other multiplies. */
+ * 128. Two pairs of warpgroups take the tiles by turns, 64 rows a warpgroup, so that one pair stores its scores while the other multiplies. Each
+ * pair has a ring of its own, which a thread fills with keys, 64 dimensions a stage: of a ring for both, a parity could not tell a pair whether
+ * the other one's fill of the stage is still to come. */
 #include "ops/cuda/kernels/sm90.cuh"
 #include "ops/cuda/kernels/topk.cuh"
 
 #define HD 512
 #define TILE DGC_TOP_TILE
 #define STEPS (HD / 64)
-#define STAGES DGC_TOP_STAGES
+#define STAGES (DGC_TOP_STAGES / 2) /* of a pair */
 #define STAGE (TILE * 128)
 #define QUERIES (TILE * HD * 2)
 #define CONSUMERS 512
@@ -57,11 +58,14 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
     int group = f.heads / f.kv.kv_heads, units = f.n * group, u_tiles = (units + TILE - 1) / TILE;
     int kvh = (int)blockIdx.x / u_tiles, u0 = ((int)blockIdx.x - kvh * u_tiles) * TILE, u_end = u0 + TILE < units ? u0 + TILE : units;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), lane = threadIdx.x & 31;
-    unsigned ring = dg_smem(dg_dyn) + QUERIES, full = ring + STAGES * STAGE, empty = full + STAGES * 8;
+    /* a pair of warpgroups, or the warp that fills its ring */
+    int pair = wg < 4 ? wg >> 1 : (int)(threadIdx.x >> 5) & 1;
+    unsigned rings = dg_smem(dg_dyn) + QUERIES, bars = rings + 2 * STAGES * STAGE;
+    unsigned ring = rings + pair * STAGES * STAGE, full = bars + pair * STAGES * 8, empty = full + 2 * STAGES * 8;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            dg_bar_init(full + i * 8, 1);
-            dg_bar_init(empty + i * 8, 8); /* the warps of a pair of warpgroups */
+        for (int i = 0; i < 2 * STAGES; i++) {
+            dg_bar_init(bars + i * 8, 1);
+            dg_bar_init(bars + (2 * STAGES + i) * 8, 8); /* the warps of the pair */
         }
         dg_bar_init_fence();
     }
@@ -76,12 +80,12 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         return;
 
     if (wg == 4) {
-        if (threadIdx.x == CONSUMERS)
-            for (int j = 0; j < tiles * STEPS; j++) {
-                int s = j % STAGES;
+        if (lane == 0 && threadIdx.x < CONSUMERS + 64)
+            for (int j = 0; j < (tiles + 1 - pair) / 2 * STEPS; j++) {
+                int s = j % STAGES, tile = first + 2 * (j / STEPS) + pair;
                 dg_bar_wait(empty + s * 8, (j / STAGES & 1) ^ 1);
                 dg_bar_expect(full + s * 8, STAGE);
-                copy_keys(ring + s * STAGE, &a.k, kvh * HD + j % STEPS * 64, (first + j / STEPS) * TILE, full + s * 8);
+                copy_keys(ring + s * STAGE, &a.k, kvh * HD + j % STEPS * 64, tile * TILE, full + s * 8);
             }
         return;
     }
@@ -106,11 +110,11 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
 #pragma unroll
     for (int i = 0; i < 64; i++)
         acc[i] = 0.0f;
-    for (int i = wg >> 1; i < tiles; i += 2) {
+    int s = 0, phase = 0;
+    for (int i = pair; i < tiles; i += 2) {
         int prev = -1;
         for (int k = 0; k < STEPS; k++) {
-            int j = i * STEPS + k, s = j % STAGES;
-            dg_bar_wait(full + s * 8, j / STAGES & 1);
+            dg_bar_wait(full + s * 8, phase);
             unsigned qk = q + k * (TILE * 128 / 16), keys = dg_desc_sw128(ring + s * STAGE);
             dg_wgmma_fence();
 #pragma unroll
@@ -121,6 +125,10 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
             if (prev >= 0 && lane == 0)
                 dg_bar_arrive(empty + prev * 8);
             prev = s;
+            if (++s == STAGES) {
+                s = 0;
+                phase ^= 1;
+            }
         }
         dg_wgmma_wait<0>();
 #pragma unroll
