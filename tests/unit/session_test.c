@@ -1116,7 +1116,7 @@ static void every_allocation_fails(void **state) {
 /* A backend's wish is met as far as the rings go that the options ask for, and never makes them larger. */
 static void wished_chunk(void **state) {
     (void)state;
-    const struct dg_config c = {.canvas = 256, .window = 1024, .ctx_max = 262144};
+    const struct dg_config c = {.canvas = 256, .window = 1024, .ctx_max = 262144, .layers = 1, .layer = {{.hd = 256, .kv_heads = 8}}};
     const struct dg_ops ops = {.chunk = 3072};
     static const struct {
         int64_t ctx, ring;
