@@ -143,6 +143,7 @@ struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
+    int32_t chunk;     /* rows of a prefill call it needs to be busy; 0 = any will do */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
     /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */

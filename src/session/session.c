@@ -31,11 +31,14 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
     return dg_backend_reserve(be, &r, err);
 }
 
-enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+enum dg_status dg_session_opts_resolve(const struct dg_config *c, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
         o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
-    if (o->chunk == 0)
+    if (o->chunk == 0) {
         o->chunk = c->canvas > 256 ? c->canvas : 256;
+        if (ops && ops->chunk > o->chunk)
+            o->chunk = dg_kv_rows_fit(c, o->ctx, o->ring, o->chunk, ops->chunk);
+    }
     if (o->ctx > c->ctx_max)
         return DG_FAIL(err, DG_E_ARG, "a context of %lld is more than this model's %d", (long long)o->ctx, c->ctx_max);
     if (o->ctx < (int64_t)c->canvas + 1)
@@ -128,7 +131,7 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->be = be;
     s->cfg = c;
     s->opts = *opts;
-    enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
+    enum dg_status st = dg_session_opts_resolve(c, be->ops, &s->opts, err);
     int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);

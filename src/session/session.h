@@ -30,7 +30,7 @@ struct dg_session_opts {
     int64_t ctx;          /* positions, canvas included; 0 = the model's maximum or 8192, whichever is less */
     enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle, DG_Q8 on request */
     int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
-    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
+    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256, or what the backend wishes as far as the rings go */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
     struct dg_attention_opts attention; /* zeroed = dense and windowed */
     /* planes to compute in, borrowed for the session's life: those of another session of the same backend with the same options, so that
@@ -62,8 +62,9 @@ struct dg_session {
     const atomic_bool *cancel;
 };
 
-/* Replaces the zeros of o by what they stand for and checks it. Errors: DG_E_ARG. */
-enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_session_opts *o, struct dg_error *err) DG_MUST_CHECK;
+/* Replaces the zeros of o by what they stand for on a backend with these ops (NULL: one without wishes) and checks it. Errors: DG_E_ARG. */
+enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err)
+    DG_MUST_CHECK;
 
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);

@@ -277,7 +277,8 @@ struct dgc_moe_entry {
     int32_t expert, slot, n, before; /* before: weight of the entries before it */
 };
 
-/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax, and one behind them with their weight; xp: [rows][k], x permuted. 64 | k.
+/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax, and one behind them with their weight; xp: [rows][k],
+ * x permuted. 64 | k.
  * Grid: 1 + ceil(rows * k / 8 / 1024). */
 struct dgc_moe_plan_args {
     const int32_t *expert;
