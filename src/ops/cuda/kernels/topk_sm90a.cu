@@ -95,7 +95,7 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
 
     int strip = wg & 1, c = lane & 3, row0 = strip * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     int seen[2];
-    int64_t at[2];
+    int64_t at = ((int64_t)kvh * units + u0 + row0) * f.pitch;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int u = u0 + row0 + 8 * r;
@@ -103,7 +103,6 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         if (u < u_end)
             dgc_visible(f.prm, f.causal, f.kv.window, f.row0 + u / group, &lo, &end);
         seen[r] = (int)end;
-        at[r] = ((int64_t)kvh * units + u) * f.pitch;
     }
     unsigned q = dg_desc_sw128(dg_smem(dg_dyn) + strip * 64 * 128);
     float acc[64];
@@ -150,10 +149,10 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
                 float most = dgc_top_most(v, seen[r] - t0 - g * 32);
                 mine = c == g ? most : mine;
                 if (seen[r])
-                    dgc_top_store(f.score + at[r] + t0 + g * 32, v);
+                    dgc_top_store(f.score + at + 8 * r * f.pitch + t0 + g * 32, v);
             }
             if (seen[r])
-                f.most[((at[r] + t0) >> 5) + c] = mine;
+                f.most[((at + 8 * r * f.pitch + t0) >> 5) + c] = mine;
         }
     }
 }
