@@ -127,6 +127,7 @@ static enum dg_status prepare(struct golden *p, const char *path, struct dg_erro
     DG_TRY(dg_runtime_model(&p->r, err));
     DG_TRY(dg_runtime_tokenizer(&p->r, err));
     DG_TRY(dg_turn_text_init(&p->text, p->r.tok, p->r.model->cfg.vocab, err));
+    p->r.sessions = 2;
     return dg_runtime_backend(&p->r, &p->model, &ignored, err);
 }
 

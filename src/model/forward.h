@@ -54,7 +54,7 @@ struct dg_planes {
 /* rows: most rows of a call, at least cfg.canvas. Owner: the caller. Errors: DG_E_NOMEM, DG_E_UNSUPPORTED (layers of one kind with
  * different head dimensions). */
 enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
-/* Bytes of backend memory dg_planes_init would take, but for some kilobytes. */
+/* Bytes of backend memory dg_planes_init would take. */
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows);
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be);
 

@@ -11,8 +11,7 @@
 #define DRAW_BLOCK 1024 /* ids summed together when one is drawn */
 #define DRAW_BLOCKS(vocab) (((vocab) + DRAW_BLOCK - 1) / DRAW_BLOCK)
 
-static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
-    const struct dg_config *c = &be->model->cfg;
+static struct dg_reserve scratch_for(const struct dg_config *c, int64_t ctx, int32_t rows) {
     struct dg_reserve r = {.rows = rows, .ctx = ctx, .topk = c->topk, .experts = c->experts, .moe = c->moe, .hidden = c->hidden};
     r.k_max = c->hidden > c->inter ? c->hidden : c->inter;
     r.k_max = c->moe > r.k_max ? c->moe : r.k_max;
@@ -21,8 +20,10 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
         int32_t q = c->heads * c->layer[l].hd;
         r.k_max = q > r.k_max ? q : r.k_max;
     }
-    return dg_backend_reserve(be, &r, err);
+    return r;
 }
+
+static int32_t rows_of(const struct dg_config *c, const struct dg_session_opts *o) { return o->chunk > c->canvas ? o->chunk : c->canvas; }
 
 enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
@@ -38,6 +39,20 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
     if (o->chunk > o->ctx)
         o->chunk = (int32_t)o->ctx;
     return DG_OK;
+}
+
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch) {
+    const struct dg_session_needs *n = ctx;
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_session_opts o = *n->opts;
+    struct dg_error said_later = {0};
+    if (dg_session_opts_resolve(c, &o, &said_later) != DG_OK) {
+        dg_error_clear(&said_later);
+        return 0;
+    }
+    int32_t rows = rows_of(c, &o);
+    *scratch = scratch_for(c, o.ctx, rows);
+    return n->sessions * dg_kv_bytes(c, o.ctx, o.ring, rows, o.kv) + dg_planes_bytes(be, rows);
 }
 
 /* Refuses what the machine cannot hold before any of it is taken: memory that is not there is given out all the same, and the process that
@@ -90,9 +105,10 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->cfg = c;
     s->opts = *opts;
     enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
-    int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
+    int32_t rows = rows_of(c, &s->opts);
+    struct dg_reserve scratch = scratch_for(c, s->opts.ctx, rows);
     if (st == DG_OK)
-        st = reserve(be, s->opts.ctx, rows, err);
+        st = dg_backend_reserve(be, &scratch, err);
     if (st == DG_OK)
         st = check_memory(s, rows, err);
     if (st == DG_OK)

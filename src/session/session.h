@@ -45,6 +45,13 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_se
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
 
+/* What sessions will take of a backend: a dg_beside_fn of ops/backends.h, whose ctx is a struct dg_session_needs. */
+struct dg_session_needs {
+    const struct dg_session_opts *opts; /* of all of them; they share planes */
+    size_t sessions;
+};
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch);
+
 /* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's,
  * DG_E_NOMEM with the figures. */
 enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err)

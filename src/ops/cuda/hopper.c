@@ -211,13 +211,17 @@ static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
         dgc_launch_moe_repack(be, DGC_K_moe_repack, blocks, 1, 64 * ((unsigned)s->k / 32 * 20), &a);
     } else {
         size_t bytes = (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k);
-        struct dgc_moe_repack_nv_args a = {w, dg_cuda_alloc_raw(be, bytes, "reordering an expert stack"), s->n, s->k, glu, s->e};
-        if (!a.to)
+        struct dg_cuda *cu = dg_cuda_of(be);
+        bool slot = cu->feed.n > 0; /* no pass has begun: the last one is free */
+        uint8_t *to = slot ? (uint8_t *)cu->feed.slots + (DG_CUDA_SLOTS - 1) * cu->feed.slot_bytes
+                           : dg_cuda_alloc_raw(be, bytes, "reordering an expert stack");
+        struct dgc_moe_repack_nv_args a = {w, to, s->n, s->k, glu, s->e};
+        if (!to)
             return;
         dgc_launch_moe_repack_nv(be, DGC_K_moe_repack_nv, blocks, 1, 0, &a);
-        struct dg_cuda *cu = dg_cuda_of(be);
-        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)a.to, bytes, cu->stream), "reordering an expert stack");
-        dg_cuda_free(be, a.to);
+        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)to, bytes, cu->stream), "reordering an expert stack");
+        if (!slot)
+            dg_cuda_free(be, to);
     }
     s->reordered = true;
 }
