@@ -20,6 +20,9 @@
 #define DGC_KERNEL(name, kind, threads)                              \
     void dgc_##name(const struct dgc_##kind##_args a);               \
     void dgc_##name(const struct dgc_##kind##_args a)
+#define DGC_KERNEL_EARLY(name, kind, threads, blocks) DGC_KERNEL(name, kind, threads)
+#define dgc_chain() ((void)0)
+#define dgc_prefetch(p) ((void)(p))
 #define DGC_DYNAMIC_SHARED(name) unsigned char *name = emu_shared
 extern unsigned char emu_shared[]; /* as much as the largest GPU gives a block, poisoned before each block */
 
@@ -67,6 +70,15 @@ static inline unsigned __match_any_sync(unsigned mask, int v) {
         same |= (unsigned)(all[i] == v) << i;
     return same;
 }
+
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned v) {
+    const unsigned *all = emu_exchange(&v, sizeof v);
+    (void)mask;
+    for (int i = 0; i < 32; i++)
+        v = all[i] > v ? all[i] : v;
+    return v;
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return ~__reduce_max_sync(mask, ~v); }
 
 static inline int atomicAdd(int *p, int v) {
     int old = *p;

@@ -78,7 +78,8 @@ static void planned_failures(void) {
                                         "cuStreamCreate:1", "cuModuleLoadData:1", "cuModuleLoadData:3", "cuModuleGetFunction:1",
                                         "cuModuleGetFunction:9", "cuMemHostAlloc:1", "cuMemHostAlloc:2", "cuEventCreate:1", "cuMemAlloc_v2:1",
                                         "cuMemAlloc_v2:2", "cuMemsetD8Async:1", "cuMemcpyHtoDAsync_v2:1", "cuMemcpyHtoDAsync_v2:40",
-                                        "cuEventRecord:5", "cuEventSynchronize:3", "cuFuncSetAttribute:1"};
+                                        "cuEventRecord:5", "cuEventSynchronize:3", "cuStreamCreateWithPriority:1",
+                                        "cuEventCreate:2", "cuEventCreate:4", "cuFuncSetAttribute:1"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         char plan[80], name[120];
         snprintf(plan, sizeof plan, "%s:700", calls[i]);
@@ -109,7 +110,7 @@ static void host_memory(void) {
     ok(bad == 0 && n > 3 && n < 200, "host memory runs out while the backend opens", why);
 }
 
-/* Prefill and one denoise step of the mini model. */
+/* Prefill and three denoise steps of the mini model. */
 static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argmax, int32_t n, struct dg_error *err) {
     struct dg_session *s = NULL;
     struct dg_session_opts o = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true};
@@ -123,7 +124,7 @@ static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argma
         st = dg_session_extend(s, ids, 40, NULL, NULL, err);
     if (st == DG_OK)
         st = dg_session_step(s, canvas, n, DG_SC_SEED, 1.25f, err);
-    if (st == DG_OK)
+    for (int i = 0; i < 2 && st == DG_OK; i++) /* the second is recorded */
         st = dg_session_step(s, canvas, n, DG_SC_SOFT, 1.3f, err);
     for (int i = 0; st == DG_OK && i < n; i++) {
         entropy[i] = s->entropy[i];
@@ -159,10 +160,41 @@ static void same_as_cpu(bool exact) {
     dg_error_clear(&err);
 }
 
+/* The branches of a layer one after the other, beside each other, and the side one as late as its events allow, with launches that may begin
+ * early on a device that has them: the same bits. */
+static void branches(void) {
+    static const struct {
+        const char *kernels, *late, *compute;
+    } how[] = {{"chain", "", "80"}, {"branch", "", "80"}, {"branch", "late", "80"}, {"chain,branch", "late", "90"}};
+    float first[64], got[64];
+    int32_t id[64];
+    int n = 4, faults = stub_faults();
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        char name[80], why[900];
+        setenv("DG_STUB_ORDER", how[i].late, 1);
+        setenv("DG_STUB_CC", how[i].compute, 1);
+        enum dg_status st = dg_backend_open(&be, "cuda", mini, &(struct dg_backend_opts){.cuda_kernels = how[i].kernels}, &err);
+        if (st == DG_OK)
+            st = work(be, i ? got : first, id, n, &err);
+        bool as_wanted = st == DG_OK && dg_cuda_of(be)->branches == (i > 0) && dg_cuda_of(be)->chain == (i == 3);
+        dg_backend_destroy(be);
+        snprintf(name, sizeof name, "kernels %s, side branch %s", how[i].kernels, how[i].late[0] ? "late" : "at once");
+        snprintf(why, sizeof why, "%s; entropies %g and %g, %d faults", dg_error_text(&err), (double)first[0], i ? (double)got[0] : 0.0,
+                 stub_faults() - faults);
+        ok(as_wanted && (i == 0 || memcmp(first, got, (size_t)n * sizeof *got) == 0) && stub_faults() == faults, name, why);
+        dg_error_clear(&err);
+    }
+    unsetenv("DG_STUB_ORDER");
+    unsetenv("DG_STUB_CC");
+}
+
 /* A kernel that fails in the middle of a turn is that turn's error; the backend can be closed and nothing is left. */
 static void failing_turn(void) {
-    static const char *const calls[] = {"cuLaunchKernel:30:700", "cuMemAlloc_v2:20:2", "cuMemcpyDtoHAsync_v2:2:700", "cuStreamSynchronize:1:700"};
-    for (size_t i = 0; i < 4; i++) {
+    static const char *const calls[] = {"cuLaunchKernel:30:700",      "cuMemAlloc_v2:20:2",      "cuMemcpyDtoHAsync_v2:2:700",
+                                        "cuStreamSynchronize:1:700", "cuStreamWaitEvent:7:700", "cuStreamWaitEvent:8:700"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         struct dg_error err = {0};
         struct dg_backend *be = NULL;
         float entropy[64];
@@ -559,6 +591,7 @@ int main(int argc, char **argv) {
     kernels();
     same_as_cpu(true);
     same_as_cpu(false);
+    branches();
     failing_turn();
     fed();
     drawn_and_graph();

@@ -65,16 +65,35 @@ void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_k
     void *params[1];
     memcpy(params, &args, sizeof args); /* the driver's array has no const */
     dg_cu_result r;
-    bool chain = cu->chain && !cu->apart;
-    cu->apart = false;
-    if (chain) {
+    if (cu->chain && !cu->apart) {
         struct dg_cu_launch_attr chained = {.id = DG_CU_LAUNCH_CHAINED, .value.flag = 1};
-        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, &chained, 1};
+        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->to, &chained, 1};
         r = cu->d.launch_ex(&l, cu->fn[k], params, NULL);
     } else {
-        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL);
+        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->to, params, NULL);
     }
+    cu->apart = false;
     dg_cuda_ok(be, r, kernel[k].name);
+}
+
+/* Makes what is launched into stream `to` from here on wait for what `from` was given before. */
+static void follow(struct dg_backend *be, dg_cu_stream to, dg_cu_stream from, dg_cu_event e) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.event_record(e, from), "recording an event"))
+        dg_cuda_ok(be, cu->d.stream_wait(to, e, 0), "joining two streams");
+}
+
+/* A launch behind both streams waits for kernels of either to end: it must not begin while the one before it in its own stream ends. */
+void dg_cuda_branch(struct dg_backend *be, enum dg_branch b) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (!cu->branches)
+        return;
+    cu->to = b == DG_BRANCH_SIDE ? cu->side : cu->stream;
+    cu->apart = b != DG_BRANCH_MAIN;
+    if (b == DG_BRANCH_SIDE)
+        follow(be, cu->side, cu->stream, cu->forked);
+    else if (b == DG_BRANCH_JOIN)
+        follow(be, cu->stream, cu->side, cu->joined);
 }
 
 static void push_params(struct dg_backend *be, struct dgc_params p) {
@@ -246,6 +265,8 @@ static void cuda_destroy(struct dg_backend *be) {
         cu->d.ctx_set(cu->ctx);
         if (cu->stream)
             cu->d.stream_sync(cu->stream);
+        if (cu->side)
+            cu->d.stream_sync(cu->side);
         dg_cuda_replay_forget(be);
         dg_cuda_feed_close(be);
         dg_cuda_scratch_free(be);
@@ -257,6 +278,12 @@ static void cuda_destroy(struct dg_backend *be) {
                 cu->d.event_destroy(cu->mark[i]);
         for (int i = 0; i < cu->n_modules; i++)
             cu->d.module_unload(cu->module[i]);
+        if (cu->forked)
+            cu->d.event_destroy(cu->forked);
+        if (cu->joined)
+            cu->d.event_destroy(cu->joined);
+        if (cu->side)
+            cu->d.stream_destroy(cu->side);
         if (cu->stream)
             cu->d.stream_destroy(cu->stream);
         cu->d.ctx_set(NULL);
@@ -296,8 +323,13 @@ static enum dg_status open_device(struct dg_backend *be, const struct dg_cuda_op
         return DG_FAIL(err, DG_E_BACKEND, "opening CUDA device %d (%s): %s", opts->device, cu->name,
                        dg_cuda_result_text(&cu->d, r, text, sizeof text));
     }
-    if (dg_cuda_enter(be))
-        dg_cuda_ok(be, cu->d.stream_create(&cu->stream, 1 /* does not wait for the default stream */), "making a stream");
+    enum { APART = 1 /* does not wait for the default stream */, UNTIMED = 2 };
+    /* of blocks that are ready, those of the side branch go first: it is short, and must not be left to run behind the main one */
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.stream_create(&cu->stream, APART), "making a stream") &&
+        dg_cuda_ok(be, cu->d.stream_create_ranked(&cu->side, APART, -1), "making a stream") &&
+        dg_cuda_ok(be, cu->d.event_create(&cu->forked, UNTIMED), "making an event"))
+        dg_cuda_ok(be, cu->d.event_create(&cu->joined, UNTIMED), "making an event");
+    cu->to = cu->stream;
     return dg_backend_status(be, err);
 }
 

@@ -58,7 +58,8 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
         k.mul[i] = outs[i].mul;
     }
     if (chains(&k, a, b, x, outs, n)) {
-        dgc_launch_norm_chain(be, DGC_K_norm_chain, (unsigned)a->rows, 1, 0, &k);
+        enum dg_cuda_kernel by = a->cols <= 8 * DGC_NORM_THREADS ? DGC_K_norm_chain : DGC_K_norm_chain_wide;
+        dgc_launch_norm_chain(be, by, (unsigned)a->rows, 1, 0, &k);
         return;
     }
     if (b)
@@ -156,15 +157,16 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
     dgc_launch_qkv_store(be, DGC_K_qkv_store, tiles((int64_t)batch->n * (heads + 2 * kv->kv_heads), 4), 1, 0, &a);
 }
 
-/* Rows of a flash attention launch, fewer where the parts of so many would not fit the scratch. */
-#define FLASH_CHUNK 256
+#define FLASH_CHUNK 256 /* rows whose parts the scratch holds at any context; a launch takes as many as fit */
 #define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
 
 /* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
-static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv) {
+static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv, bool hopper) {
     int32_t wanted = kv->window ? cu->tune.split : cu->tune.split_full;
     if (wanted)
         return wanted;
+    if (hopper)
+        return dg_cuda_hopper_split(b, kv);
     if (kv->window)
         return DGC_SPLIT_SLIDING;
     return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
@@ -191,9 +193,9 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
     bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
-    int32_t split = flash_split(cu, batch, kv), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
-    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
-    int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
+    int32_t split = flash_split(cu, batch, kv, hopper), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
+    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : batch->n;
+    int32_t chunk = fit < batch->n ? (int32_t)fit : batch->n;
     if (chunk < 1) {
         dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
         return;
@@ -253,15 +255,17 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
 static void op_router(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                       struct dg_routing *out) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
+    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), cu->s.router_part, x->rows};
+    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k, false};
     if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
         ((uintptr_t)r.w.p & 15) == 0) {
-        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), 1, DGC_ROUTER_SHARED, &r);
-        return;
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), DGC_ROUTER_PARTS, 0, &r);
+        a.logits = r.part;
+        a.parts = true;
+    } else {
+        struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
+        op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
     }
-    struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
-    op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
-    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k};
     dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
 }
 
@@ -373,6 +377,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->branch = dg_cuda_branch;
     o->replay = dg_cuda_replay;
 }
 
@@ -381,7 +386,7 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
                    cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
-                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part,        cu->s.router_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -432,6 +437,8 @@ static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const
     BLOCK(h, pairs * (size_t)c->moe * dg_dtype_bytes(cu->ops.act));
     BLOCK(pair_y, pairs * (size_t)c->hidden * sizeof(float));
     BLOCK(logits, rows * experts * sizeof(float));
+    if (bf16)
+        BLOCK(router_part, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float));
     if (cu->hopper & DG_CUDA_H_EXPERTS) {
         BLOCK(moe_entry, (experts + pairs / DGC_MOE_FEW + 1) * sizeof *s->moe_entry);
         BLOCK(moe_x, rows * (size_t)c->hidden * sizeof(uint16_t));

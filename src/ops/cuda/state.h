@@ -36,6 +36,7 @@ struct dg_cuda_scratch {
     void *h;          /* [pairs][moe] of the activation type */
     float *pair_y;    /* [pairs][hidden] */
     float *logits;    /* [rows][experts] */
+    float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
     int32_t *soft_ids, *soft_count;
     float *soft_w; /* their weights */
     uint16_t *soft_p; /* f16 probabilities of densely computed rows */
@@ -75,14 +76,17 @@ struct dg_cuda {
     dg_cu_device device;
     dg_cu_context ctx;
     dg_cu_stream stream;
+    dg_cu_stream side, to; /* the stream of side branches; that which launches go to now */
+    dg_cu_event forked, joined;
+    bool apart;            /* the next launch follows work of another stream */
     dg_cu_module module[DG_CUDA_MODULES_MAX];
     int n_modules;
     dg_cu_function fn[DGC_K_COUNT]; /* NULL: not in this build for this device */
     int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
-    bool chain;      /* launches begin while the one before ends, */
-    bool apart;      /* but not the next one */
+    bool chain;      /* launches begin while the one before ends */
+    bool branches;   /* side branches run beside the main one */
     struct dg_cuda_tune tune;
     unsigned hopper; /* DG_CUDA_H_ groups in use */
     char name[128], about[384];
@@ -190,9 +194,14 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
 bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y);
+/* Keys of a part of its attention, which begins at a multiple of it; INT32_MAX: one part. */
+int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv);
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down, struct dg_plane *y);
+
+/* The op table's branch. */
+void dg_cuda_branch(struct dg_backend *be, enum dg_branch b);
 
 /* The op table's replay; and what forgets its recording. */
 void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
