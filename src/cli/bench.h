@@ -2,7 +2,7 @@
  *
  * Every row has the same columns: what; n (layers, tokens, steps or runs it covers); median, least and largest milliseconds; milliseconds and
  * count by n; MB that must move at least (weights, cache, logits); GB/s; share of the copy rate; TFLOP/s; share of the product rate. What does
- * not apply is empty. Times on a GPU are the device's, those of loop, load and turn rows the clock's. */
+ * not apply is empty. Times on a GPU are the device's, those of prefill, loop, load and turn rows the clock's. */
 #ifndef DG_CLI_BENCH_H
 #define DG_CLI_BENCH_H
 
@@ -24,13 +24,14 @@ struct dg_bench_opts {
     const char *experts;        /* of random weights: q4, q6, nvfp4, or, drawn on a GPU only, bf16 */
     int64_t layers;             /* of random weights: the first so many, 0 = all */
     int64_t ctx;                /* step: tokens in the cache */
-    int64_t rows;               /* step: positions of the canvas; prefill: of a chunk. 0 = the model's canvas */
+    int64_t rows;               /* step: positions of the canvas; prefill: of a chunk. 0 = a canvas, a session's usual chunk */
     int64_t tokens;             /* prefill and turn: of the prompt */
     int64_t steps;              /* of a block; 0 = as the model stops */
     int64_t repeat;             /* timed runs, at most DG_BENCH_REPEATS_MAX */
     int64_t spread;             /* of random weights on a GPU: the logits' standard deviation, about */
     const char *prompt;         /* turn with a model */
     bool no_ops;                /* whole passes only */
+    bool brief;                 /* step: sparse alone, without the loops of a turn */
     const char *command;        /* for the first comment line */
     FILE *out;
 };

@@ -27,8 +27,9 @@ enum {
     DG_CUDA_H_ATTENTION = 32,
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
     DG_CUDA_H_BRANCH = 128,
+    DG_CUDA_H_TOPK = 256, /* scores of top-k attention */
     DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
-                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH
+                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */

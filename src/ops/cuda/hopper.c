@@ -10,7 +10,8 @@ static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH},
+              {"topk", DG_CUDA_H_TOPK}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
@@ -161,6 +162,22 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
         dgc_launch_flash_sm90(be, hd == 512 ? DGC_K_flash_sm90_512 : DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
 }
 
+/* Each share of the keys is a block's: as many as occupy the card. A score's sum does not depend on it. */
+bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * kv->hd, tiles_all = a->pitch / DGC_TOP_TILE;
+    if (!(cu->hopper & DG_CUDA_H_TOPK) || kv->hd != 512 || kv->slots < DGC_TOP_TILE || kv->slots >= INT32_MAX || !at_vectors(a->q.p, a->q.ld * 2))
+        return false;
+    struct dgc_top_scores_sm90_args t = {.f = *a};
+    if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, DGC_TOP_TILE))
+        return true;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), DGC_TOP_TILE) * (unsigned)kv->kv_heads;
+    int64_t shares = blocks < (unsigned)cu->n_sm ? (unsigned)cu->n_sm / blocks : 1;
+    dgc_launch_top_scores_sm90(be, DGC_K_top_scores_sm90, blocks, (unsigned)(shares < tiles_all ? shares : tiles_all), DGC_TOP_SM90_SHARED, &t);
+    return true;
+}
+
 #define HEAD_ROWS 256 /* of one launch */
 
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s) {
@@ -248,7 +265,7 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
     unsigned blocks = (unsigned)cu->n_sm;
     if (!gate_up->reordered || !down->reordered)
         return false;
-    bool many = pairs > 32 * gate_up->e && hidden % 256 == 0 && DGC_MOE_DOWN_MANY(moe) <= DGC_SHARED_SM90;
+    bool many = pairs > 32 * gate_up->e && DGC_MOE_DOWN_MANY(moe) <= DGC_SHARED_SM90;
     struct dgc_moe_plan_args p = {routing->expert, cu->s.plan.pair, cu->s.plan.n_tiles, cu->s.moe_entry, dg_cuda_plane(x), cu->s.moe_x,
                                   pairs, gate_up->e, many ? DGC_MOE_MANY : DGC_MOE_FEW, x->rows, hidden};
     dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
@@ -256,8 +273,8 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
                               hidden, moe, routing->k, globals(gate_up)};
     struct dgc_moe_args dn = {(const uint8_t *)(uintptr_t)down->dev, cu->s.h, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair,
                               cu->s.pair_y, moe, hidden, 0, globals(down)};
-    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n64}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n64}};
-    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n64}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n64}};
+    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n128}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n128}};
+    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n128}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n128}};
     bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
     dgc_launch_moe(be, ups[nv][many], blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
     dgc_launch_moe(be, downs[nv][many], blocks, 1, (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);

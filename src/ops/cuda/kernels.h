@@ -42,7 +42,7 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
 #define DGC_MOE_FEW 24       /* tokens of one expert that a pass of the Hopper expert kernels takes: while experts have few, */
-#define DGC_MOE_MANY 64      /* and when they have many. Same sums, bit for bit. */
+#define DGC_MOE_MANY 128     /* and when they have many. Same sums, bit for bit. */
 #define DGC_MOE_EXPERTS 256  /* most experts they serve */
 #define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
@@ -274,10 +274,11 @@ struct dgc_moe_repack_nv_args {
 };
 
 struct dgc_moe_entry {
-    int32_t expert, slot, n, pad;
+    int32_t expert, slot, n, before; /* before: weight of the entries before it */
 };
 
-/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax; xp: [rows][k], x permuted. 64 | k.
+/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax, and one behind them with their weight; xp: [rows][k],
+ * x permuted. 64 | k.
  * Grid: 1 + ceil(rows * k / 8 / 1024). */
 struct dgc_moe_plan_args {
     const int32_t *expert;
@@ -288,8 +289,8 @@ struct dgc_moe_plan_args {
     int32_t pairs, experts, nmax, rows, k;
 };
 
-/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with
- * DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows.
+ * Grid: any number of blocks, best one a multiprocessor. */
 struct dgc_moe_args {
     const uint8_t *w;
     const uint16_t *x;
@@ -301,9 +302,9 @@ struct dgc_moe_args {
 };
 /* dynamic shared memory */
 #define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
-#define DGC_MOE_UP_MANY 221232
+#define DGC_MOE_UP_MANY 223408
 #define DGC_MOE_DOWN_FEW(k) (2 * ((k) / 64 * 3072 + 16 * (((k) + 255) / 256) + 96) + 164096)
-#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 8192 + 16 * (((k) + 255) / 256) + 123520)
+#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 16384 + 16 * (((k) + 255) / 256) + 46736)
 
 /* 32 | hidden, 4 | ldy, y and d at multiples of 16 and 128 bytes; d is undefined afterwards. Grid: rows x ceil(hidden / 4 / 352). */
 struct dgc_moe_sum_args {
@@ -454,10 +455,46 @@ struct dgc_top_attention_args {
     int32_t n, heads, causal, row0, topk;
 };
 
+/* Top-k attention on tensor cores (topk.cu): q . k of every row and every key it may see, [kv head][row * group + head of the group][pitch], keys
+ * in groups of 32 whose order topk.cuh says; most: each group's largest score that the row sees, [..][pitch / 32]. f16 caches that are no
+ * rings, 64 | hd, DGC_TOP_TILE | pitch. Grid: (tiles of rows * group x kv heads) x tiles of keys; on Hopper the second is any number of
+ * shares of the keys. */
+struct dgc_top_scores_args {
+    struct dgc_plane q;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0;
+};
+#define DGC_TOP_TILE 128 /* (row, head) pairs of a block, and keys of a tile */
+#define DGC_TOP_SHARED (4 * DGC_TOP_TILE * 64 * 2)
+
+/* The same on Hopper (topk_sm90a.cu), hd 512, q bf16 with rows at multiples of 16 bytes. Map of the keys: f16, 128-byte swizzle,
+ * {kv_heads * hd, slots} with boxes {64, DGC_TOP_TILE}. */
+struct dgc_top_scores_sm90_args {
+    struct dgc_tmap k;
+    struct dgc_top_scores_args f;
+};
+#define DGC_TOP_STAGES 6
+#define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 * 2 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16))
+
+/* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
+ * DGC_TOP_KEPT. One block a (row, head). */
+struct dgc_top_values_args {
+    struct dgc_plane y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    const float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0, topk;
+};
+#define DGC_TOP_KEPT 512
+
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
-    A(scores) A(top_attention)                                                                                                      \
+    A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values)                                                       \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
     A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
@@ -507,7 +544,9 @@ struct dgc_top_attention_args {
     K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256, DGC_FLASH_ROWS, 4))           \
     K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS / 2, 2))       \
     K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
-    K(flash_join, flash_join, flash, 128, 0)
+    K(flash_join, flash_join, flash, 128, 0)                                            \
+    K(top_scores, top_scores, topk, 256, DGC_TOP_SHARED)                                \
+    K(top_values, top_values, topk, 128, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \
@@ -515,13 +554,13 @@ struct dgc_top_attention_args {
     K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
     K(moe_repack_nv, moe_repack_nv, experts_sm90a, 512, 0)          \
     K(moe_up_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
-    K(moe_up_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_up_nv_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
     K(moe_down_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
-    K(moe_down_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
+    K(moe_down_nv_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
     K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
-    K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
+    K(moe_up_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90)   \
     K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
-    K(moe_down_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
+    K(moe_down_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
     K(moe_sum, moe_sum, experts_sm90a, 352, 0)                      \
     K(gemm_128x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))    \
     K(gemm_64x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))      \
@@ -534,7 +573,8 @@ struct dgc_top_attention_args {
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED)
+    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
+    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -135,10 +135,6 @@ static void op_linear(struct dg_backend *be, const struct dg_plane *x, const str
     }
 }
 
-static struct dgc_kv kv_of(const struct dg_kv_layer *kv) {
-    return (struct dgc_kv){kv->k, kv->v, kv->slots, (int32_t)kv->dtype, kv->kv_heads, kv->hd, kv->ring, kv->window};
-}
-
 static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t heads, bool has_v, const struct dg_vec *q_norm,
                          const struct dg_vec *k_norm, float eps, const float *cos, const float *sin, const struct dg_batch *batch,
                          const struct dg_kv_layer *kv) {
@@ -147,7 +143,7 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
                                    .k_norm = dg_cuda_vec(k_norm),
                                    .cos = cos,
                                    .sin = sin,
-                                   .kv = kv_of(kv),
+                                   .kv = dg_cuda_kv(kv),
                                    .prm = dg_cuda_of(be)->dev_params,
                                    .n = batch->n,
                                    .heads = heads,
@@ -202,7 +198,7 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     }
     for (int32_t row = 0; row < batch->n; row += chunk) {
         int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
-        struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
+        struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
                                    n, heads, batch->causal, split, splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
@@ -218,34 +214,13 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     }
 }
 
-/* Full layers that attend to the highest scores alone: all scores of as many rows as the scratch holds, then the choice and the sums. */
-static void top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
-                          const struct dg_kv_layer *kv, struct dg_plane *y) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t keys = batch->pos0 + batch->n, chunk = (int64_t)(cu->s.score_floats / (size_t)heads) / keys;
-    if (batch->topk > DGC_TOP_MAX || chunk < 1) {
-        dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");
-        return;
-    }
-    for (int32_t row = 0, n; row < batch->n; row += n) {
-        n = batch->n - row < chunk ? batch->n - row : (int32_t)chunk;
-        struct dgc_scores_args s = {dg_cuda_plane(q), kv_of(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
-        s.q.p = (char *)s.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
-        dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
-        struct dgc_top_attention_args t = {dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.score, keys,
-                                           n, heads, batch->causal, row, batch->topk};
-        t.y.p = (char *)t.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_top_attention(be, DGC_K_top_attention, (unsigned)(n * heads), 1, 0, &t);
-    }
-}
-
 static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                          const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, batch->n, heads, batch->causal};
+    struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, batch->n, heads, batch->causal};
     dg_cuda_want_batch(be, batch);
     if (!kv->window && batch->topk != 0)
-        top_attention(be, q, heads, batch, kv, y);
+        dg_cuda_top_attention(be, q, heads, batch, kv, y);
     else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
         flash(be, q, heads, batch, kv, y);
     else
@@ -392,8 +367,6 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     memset(&cu->s, 0, sizeof cu->s);
 }
 
-#define SCORES_MAX ((size_t)16 << 20) /* scores kept at a time for top-k attention, unless one row has more */
-
 static int32_t widest_head(const struct dg_config *c) {
     int32_t hd = c->layers ? 0 : DG_CUDA_HD_MAX;
     for (int32_t l = 0; l < c->layers; l++)
@@ -425,7 +398,7 @@ static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const
     const struct dg_config *cfg = &cu->model.cfg;
     bool bf16 = cu->ops.act == DG_BF16;
     size_t rows = (size_t)c->rows, pairs = rows * (size_t)c->topk, canvas = (size_t)cfg->canvas, experts = (size_t)c->experts;
-    size_t tiles_most = experts + pairs / DGC_MMA_TILE + 1, row_scores = (size_t)cfg->heads * (size_t)c->ctx, scores = rows * row_scores;
+    size_t tiles_most = experts + pairs / DGC_MMA_TILE + 1;
     size_t splits = flash_splits_most(c->ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
     int n = 0;
 #define BLOCK(p, size) b[n++] = (struct block){&s->p, size}
@@ -456,7 +429,7 @@ static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const
         BLOCK(flash_part, s->flash_units * (size_t)widest_head(cfg) * sizeof(float));
         BLOCK(flash_stat, s->flash_units * 2 * sizeof(float));
     }
-    s->score_floats = scores < SCORES_MAX ? scores : row_scores > SCORES_MAX ? row_scores : SCORES_MAX;
+    s->score_floats = dg_cuda_score_floats(cu, rows, c->ctx);
     BLOCK(score, s->score_floats * sizeof(float));
 #undef BLOCK
     return n;

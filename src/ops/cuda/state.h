@@ -9,7 +9,8 @@
 #define DG_CUDA_MODULES_MAX 32
 #define DG_CUDA_MARKS 64
 #define DG_CUDA_STAGE_BYTES ((size_t)16 << 20) /* one pinned staging buffer */
-#define DG_CUDA_STAGES 2
+#define DG_CUDA_STAGES 6 /* a pass writes its ids and rotation tables, and those of the next must not wait for it to end */
+#define DG_CUDA_CHUNK 3072 /* rows of a prefill call: three of the usual ring's four thousand slots, beside a window */
 #define DG_CUDA_HD_MAX 512
 #define DG_CUDA_KEY_MAX 128
 
@@ -46,7 +47,7 @@ struct dg_cuda_scratch {
     struct dgc_moe_entry *moe_entry;
     uint16_t *moe_x;  /* [rows][hidden], permuted */
     float *head_part; /* [canvas][vocabulary tiles][4] */
-    float *score;
+    float *score; /* of top-k attention, the groups' largest behind them */
     size_t score_floats;
 };
 
@@ -200,6 +201,14 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down, struct dg_plane *y);
 
+bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a);
+
+/* topk.c */
+/* Floats of scratch for scores: all of a batch's, or of as many rows as the device may spare memory for, one at least. */
+size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx);
+void dg_cuda_top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
+                           const struct dg_kv_layer *kv, struct dg_plane *y);
+
 /* The op table's branch. */
 void dg_cuda_branch(struct dg_backend *be, enum dg_branch b);
 
@@ -214,6 +223,9 @@ void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft);
 
 static inline struct dgc_plane dg_cuda_plane(const struct dg_plane *p) {
     return (struct dgc_plane){p->data, p->ld, (int32_t)p->dtype};
+}
+static inline struct dgc_kv dg_cuda_kv(const struct dg_kv_layer *kv) {
+    return (struct dgc_kv){kv->k, kv->v, kv->slots, (int32_t)kv->dtype, kv->kv_heads, kv->hd, kv->ring, kv->window};
 }
 struct dgc_mat dg_cuda_mat(const struct dg_mat *m);
 static inline const float *dg_cuda_vec(const struct dg_vec *v) { return v ? (const float *)(uintptr_t)v->dev : NULL; }

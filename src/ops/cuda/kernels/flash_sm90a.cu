@@ -33,8 +33,8 @@ template <int HALVES, int N> DGC_FN void fill(const struct dgc_flash_sm90_args &
     }
 }
 
-/* The stage of tile i's values that this warpgroup reads, ready; `sharers` threads read it. The other half's stage is given back at once. */
-template <int HALVES, int N> DGC_FN int take_values(struct ring<N> &r, int wg, int i, const struct span &b, int sharers) {
+/* The stage of tile i's values that this warpgroup reads, ready; SHARERS threads read it. The other half's stage is given back at once. */
+template <int HALVES, int SHARERS, int N> DGC_FN int take_values(struct ring<N> &r, int wg, int i, const struct span &b) {
     int mine = 0;
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
@@ -48,17 +48,17 @@ template <int HALVES, int N> DGC_FN int take_values(struct ring<N> &r, int wg, i
     int64_t t = b.t0 + (int64_t)i * KEYS;
     if (t < b.lo || t + KEYS > b.hi) {
         int from = t < b.lo ? (int)(b.lo - t) : 0, to = t + KEYS > b.hi ? (int)(b.hi - t) : KEYS;
-        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + mine * STAGE, from, to, threadIdx.x & (sharers - 1), sharers);
+        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + mine * STAGE, from, to, threadIdx.x & (SHARERS - 1), SHARERS);
         dg_fence_async();
-        dg_sync_some(sharers == 256 ? 1 : 2 + wg, sharers);
+        dg_sync_some<SHARERS>(SHARERS == 256 ? 1 : 2 + wg);
     }
     return mine;
 }
 
 /* A warpgroup's sums over its tiles: acc of probabilities times 256 columns of values. The next tile's scores are begun before this one's
  * probabilities meet the values. */
-template <int HALVES, int ROWS, int N>
-DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<N> &r, int wg, const struct span &b, int sharers) {
+template <int HALVES, int ROWS, int SHARERS, int N>
+DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<N> &r, int wg, const struct span &b) {
     int used[2];
     float s[32], scale[2];
     unsigned p[4][4];
@@ -84,7 +84,7 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
     for (int i = b.first; i < b.tiles; i += b.step) {
         if (i + b.step < b.tiles) {
             begin_scores<HALVES * 256, ROWS>(s, q, r, used);
-            int v = take_values<HALVES>(r, wg, i, b, sharers);
+            int v = take_values<HALVES, SHARERS>(r, wg, i, b);
             begin_values(acc, p, r.base + v * STAGE);
             dg_wgmma_wait<1>();
             dg_hold(s);
@@ -97,7 +97,7 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
             pack(s, p);
             continue;
         }
-        int v = take_values<HALVES>(r, wg, i, b, sharers);
+        int v = take_values<HALVES, SHARERS>(r, wg, i, b);
         begin_values(acc, p, r.base + v * STAGE);
         dg_wgmma_wait<0>();
         dg_hold(acc);
@@ -151,9 +151,9 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
     load_queries<HD, ROWS>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float acc[128];
-    sweep<HALVES, ROWS>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b, HD == 256 ? 256 : 128);
+    sweep<HALVES, ROWS, HD == 256 ? 256 : 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b);
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -185,7 +185,7 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
  * one's of its own. Even tiles' sums come first in both. */
 DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *give, const float4 *take, float (&sum)[2]) {
     int t = threadIdx.x & 127;
-    dg_sync_some(2 + wg, 128); /* what is given lies where values lay that another warp's products may still read */
+    dg_sync_some<128>(2 + wg); /* what is given lies where values lay that another warp's products may still read */
 #pragma unroll
     for (int n = 0; n < 16; n++)
 #pragma unroll
@@ -194,7 +194,7 @@ DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *giv
                 give[n * 128 + t] = make_float4(acc[4 * (16 * side + n)], acc[4 * (16 * side + n) + 1], acc[4 * (16 * side + n) + 2],
                                                 acc[4 * (16 * side + n) + 3]);
     give[16 * 128 + t] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float4 o = take[16 * 128 + t];
     float other_max[2] = {o.x, o.y}, other_sum[2] = {o.z, o.w}, mine[2], theirs[2];
 #pragma unroll
@@ -259,11 +259,11 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
     load_queries<256, ROWS>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float acc[128], sum[2];
     struct ring<N> r = ring_of(wg);
     b.first = first(wg);
-    sweep<1, ROWS>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b, 128);
+    sweep<1, ROWS, 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b);
     float4 *stages = (float4 *)(dg_dyn + ROWS * 512);
     meet(acc, rows, wg, stages + wg * N * STAGE / 16, stages + (1 - wg) * N * STAGE / 16, sum);
 #pragma unroll
