@@ -375,6 +375,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     cu->id = atomic_fetch_add(&ids, 1) + 1;
     cu->budget = opts->gpu_memory;
     cu->kernels = opts->kernels;
+    cu->compile = opts->compile;
     dg_cuda_fill_ops(&cu->ops);
     cu->ops.name = "cuda";
     cu->ops.act = opts->exact_f32 ? DG_F32 : DG_BF16;

@@ -43,6 +43,7 @@ struct dg_cuda_opts {
     enum dg_cuda_kernels kernels;
     unsigned use; /* with DG_CUDA_AUTO, DG_CUDA_H_ bits: the other ops take the portable kernels; 0 = DG_CUDA_H_DEFAULT */
     struct dg_cuda_tune tune;
+    bool compile; /* kernels are compiled at run time although the binary carries them */
     size_t gpu_memory; /* as in struct dg_backend_opts, as are these: */
     dg_beside_fn *beside;
     void *beside_ctx;
@@ -51,7 +52,7 @@ struct dg_cuda_opts {
 };
 
 /* Sets kernels, use and tune from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
- * may have split=N and split_full=N (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
+ * may have split=N and split_full=N (struct dg_cuda_tune) and "compile" in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;

@@ -28,6 +28,8 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
     }
     if (strcmp(word, "auto") == 0)
         return true;
+    if (strcmp(word, "compile") == 0)
+        return o->compile = true;
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].name, word) == 0) {
             o->use |= groups[i].bit;
@@ -40,6 +42,7 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
     o->use = 0;
     memset(&o->tune, 0, sizeof o->tune);
+    o->compile = false;
     if (o->kernels != DG_CUDA_AUTO)
         return true;
     for (size_t n; *s; s += n + (s[n] == ',')) {
@@ -56,7 +59,7 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
         return DG_OK;
     for (size_t i = 0, at = 0; i < sizeof groups / sizeof *groups && at < sizeof names; i++)
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", groups[i].name);
-    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between",
+    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between, and compile",
                    dg_clip(s, strlen(s)).s, names);
 }
 

@@ -86,6 +86,7 @@ struct dg_cuda {
     int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
+    bool compile; /* as in struct dg_cuda_opts */
     bool chain;      /* launches begin while the one before ends */
     bool branches;   /* side branches run beside the main one */
     struct dg_cuda_tune tune;
