@@ -13,6 +13,7 @@
 #define INV_T 1.25f
 #define LOOP_STEPS 8
 #define LONG_CTX 65536  /* a cache longer than this is filled in larger chunks, */
+#define TURN_PROMPT_MAX 2048 /* tokens of a given prompt */
 #define LONG_CHUNK 1024 /* of so many tokens */
 
 static enum dg_status no_memory(struct dg_error *err) { return DG_FAIL(err, DG_E_NOMEM, "not enough memory to measure with"); }
@@ -201,7 +202,7 @@ static enum dg_status measure_step(struct step *s, struct dg_error *err) {
 
 enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
+    DG_TRY(dg_bench_open(b, o->ctx, 0, err));
     const struct dg_config *c = &b->r.be->model->cfg;
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
     if (s.rows > c->canvas)
@@ -264,7 +265,7 @@ static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p,
 
 enum dg_status dg_bench_prefill(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
+    DG_TRY(dg_bench_open(b, o->tokens, o->rows, err));
     DG_TRY(dg_bench_session(b, o->tokens, o->rows, err));
     int32_t chunk = b->s->opts.chunk > o->tokens ? (int32_t)o->tokens : b->s->opts.chunk;
     int32_t *ids = dg_bench_ids(b, o->tokens);
@@ -444,12 +445,16 @@ static enum dg_status measure_turn(struct turn *t, struct dg_error *err) {
 }
 
 enum dg_status dg_bench_turn(struct dg_bench_rig *b, struct dg_error *err) {
+    const struct dg_bench_opts *o = b->o;
     struct turn t = {.b = b};
-    DG_TRY(dg_bench_open(b, err));
+    int64_t room = o->synth ? o->tokens : TURN_PROMPT_MAX;
+    DG_TRY(dg_bench_open(b, room, 0, err));
     dg_ids_init(&t.prompt);
     enum dg_status st = turn_input(&t, err);
+    if (st == DG_OK && (int64_t)t.prompt.n > room)
+        st = DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens; a turn is measured with up to %lld", t.prompt.n, (long long)room);
     if (st == DG_OK)
-        st = dg_bench_session(b, (int64_t)t.prompt.n + 8 * (int64_t)b->r.be->model->cfg.canvas, 0, err);
+        st = dg_bench_session(b, (int64_t)t.prompt.n + DG_BENCH_TURN_CANVASES * (int64_t)b->r.be->model->cfg.canvas, 0, err);
     if (st == DG_OK)
         st = measure_turn(&t, err);
     dg_ids_deinit(&t.prompt);

@@ -52,6 +52,7 @@ int dg_cmd_bench(int argc, char **argv) {
         {"kv", 0, DG_ARG_STR, &o.model.kv, 0, 0, "TYPE", "KV element type: f16 (default), f32 or q8"},
         {"backend", 0, DG_ARG_STR, &o.model.backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},
         {"device", 0, DG_ARG_INT, &o.model.device, 0, 255, "N", "which GPU, from 0"},
+        DG_GPU_MEMORY_ARG(o.model),
         {"cpu", 0, DG_ARG_STR, &o.model.cpu, 0, 0, "LEVEL", "strongest instruction set to use"},
         {"threads", 't', DG_ARG_INT, &o.model.threads, 0, 256, "N", "CPU threads (default: all)"},
     };

@@ -10,6 +10,8 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
     struct dg_cuda_opts c = {.device = o->device,
                              .exact_f32 = o->exact,
                              .gpu_memory = o->gpu_memory,
+                             .beside = o->beside,
+                             .beside_ctx = o->beside_ctx,
                              .progress = o->progress,
                              .progress_ctx = o->progress_ctx};
     DG_TRY(dg_cuda_choose_kernels(o->cuda_kernels, &c, err));
@@ -39,6 +41,11 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
         enum dg_status st = open_cuda(out, model, o, &why);
         if (st == DG_OK)
             return DG_OK;
+        if (st == DG_E_NOMEM && o->gpu_memory) {
+            DG_FAIL(err, st, "%s", dg_error_text(&why));
+            dg_error_clear(&why);
+            return st;
+        }
         if (o->note)
             DG_FAIL(o->note, st, "%s", dg_error_text(&why));
         dg_error_clear(&why);

@@ -72,6 +72,13 @@ typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
 /* Does the rule send a prefill of n tokens behind `before` others down the fast path? */
 bool dg_prefill_is_fast(enum dg_prefill_rule rule, int64_t fast_max, int64_t before, int64_t n);
 
+/* What sessions will take of a backend: a dg_beside_fn of ops/backends.h, whose ctx is a struct dg_session_needs. */
+struct dg_session_needs {
+    const struct dg_session_opts *opts; /* of all of them; they share planes */
+    size_t sessions;
+};
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch);
+
 /* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's, and for a prefill
  * rule on a backend with one type of planes; DG_E_NOMEM with the figures. */
 enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err)

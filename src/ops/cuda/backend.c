@@ -131,8 +131,10 @@ struct dg_cuda_graph {
 
 enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph"))
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph")) {
         cu->capturing = true;
+        dg_cuda_feed_record(be);
+    }
     return dg_backend_status(be, err);
 }
 
@@ -141,6 +143,7 @@ enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **o
     *out = NULL;
     struct dg_cuda_graph *g = dg_calloc(1, sizeof *g);
     dg_cu_graph graph = NULL;
+    dg_cuda_feed_record_end(be);
     bool failed = be->error.code != DG_OK;
     /* a capture must be ended also after an op failed in it */
     dg_cu_result r = cu->capturing ? cu->d.capture_end(cu->stream, &graph) : 0;
@@ -171,8 +174,10 @@ void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_para
 
 void dg_cuda_graph_launch(struct dg_backend *be, struct dg_cuda_graph *g) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    dg_cuda_feed_claim(be);
     if (dg_cuda_enter(be))
         dg_cuda_ok(be, cu->d.graph_launch(g->exec, cu->stream), "running a graph");
+    dg_cuda_feed_release(be);
 }
 
 void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {
@@ -238,6 +243,16 @@ float dg_cuda_elapsed(struct dg_backend *be, int from, int to) {
 
 const char *dg_cuda_describe(const struct dg_backend *be) { return dg_cuda_of(be)->about; }
 
+size_t dg_cuda_streamed(const struct dg_backend *be, int32_t *layers) {
+    const struct dg_cuda_feed *f = &dg_cuda_of(be)->feed;
+    size_t sum = 0;
+    for (int32_t i = 0; i < f->n; i++)
+        sum += f->bytes[i];
+    if (layers)
+        *layers = f->n;
+    return sum;
+}
+
 size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights) {
     if (weights)
         *weights = dg_cuda_of(be)->weights_bytes;
@@ -253,6 +268,7 @@ static void cuda_destroy(struct dg_backend *be) {
         if (cu->side)
             cu->d.stream_sync(cu->side);
         dg_cuda_replay_forget(be);
+        dg_cuda_feed_close(be);
         dg_cuda_scratch_free(be);
         dg_cuda_free(be, cu->dev_params);
         dg_cuda_free(be, cu->weights);
@@ -327,12 +343,17 @@ static enum dg_status check_shape(const struct dg_config *c, struct dg_error *er
     return DG_OK;
 }
 
-static void describe(struct dg_cuda *cu) {
+static void describe(const struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
     size_t free_bytes = 0, total = 0;
+    char experts[96] = "";
     cu->d.mem_info(&free_bytes, &total);
-    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s", cu->name, cu->major, cu->minor,
+    if (cu->feed.n)
+        snprintf(experts, sizeof experts, ", experts of %d of %d layers streamed from host memory (%.0f MiB)", cu->feed.n, cu->model.cfg.layers,
+                 (double)dg_cuda_streamed(be, NULL) / (1 << 20));
+    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s%s", cu->name, cu->major, cu->minor,
              cu->n_sm, (double)total / (1 << 30), cu->d.version_number / 1000, cu->d.version_number % 1000 / 10,
-             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes");
+             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes", experts);
 }
 
 /* Everything but the weights. */
@@ -354,6 +375,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     cu->id = atomic_fetch_add(&ids, 1) + 1;
     cu->budget = opts->gpu_memory;
     cu->kernels = opts->kernels;
+    cu->compile = opts->compile;
     dg_cuda_fill_ops(&cu->ops);
     cu->ops.name = "cuda";
     cu->ops.act = opts->exact_f32 ? DG_F32 : DG_BF16;
@@ -367,7 +389,6 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));
-    describe(cu);
     *out = be;
     return DG_OK;
 done:
@@ -375,23 +396,24 @@ done:
     return st;
 }
 
+/* st: whether the weights are there. */
+static enum dg_status finish(struct dg_backend **out, enum dg_status st) {
+    if (st == DG_OK) {
+        describe(*out);
+        return DG_OK;
+    }
+    dg_backend_destroy(*out);
+    *out = NULL;
+    return st;
+}
+
 enum dg_status dg_cuda_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err) {
     DG_TRY(begin(out, &model->cfg, opts, err));
-    enum dg_status st = dg_cuda_upload(*out, model, opts, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_upload(*out, model, opts, err));
 }
 
 enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
                                      struct dg_error *err) {
     DG_TRY(begin(out, shape->cfg, opts, err));
-    enum dg_status st = dg_cuda_draw_weights(*out, shape, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_draw_weights(*out, shape, opts, err));
 }

@@ -28,6 +28,8 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
     }
     if (strcmp(word, "auto") == 0)
         return true;
+    if (strcmp(word, "compile") == 0)
+        return o->compile = true;
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].name, word) == 0) {
             o->use |= groups[i].bit;
@@ -40,6 +42,7 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
     o->use = 0;
     memset(&o->tune, 0, sizeof o->tune);
+    o->compile = false;
     if (o->kernels != DG_CUDA_AUTO)
         return true;
     for (size_t n; *s; s += n + (s[n] == ',')) {
@@ -56,7 +59,7 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
         return DG_OK;
     for (size_t i = 0, at = 0; i < sizeof groups / sizeof *groups && at < sizeof names; i++)
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", groups[i].name);
-    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between",
+    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between, and compile",
                    dg_clip(s, strlen(s)).s, names);
 }
 
@@ -227,13 +230,17 @@ static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
         dgc_launch_moe_repack(be, DGC_K_moe_repack, blocks, 1, 64 * ((unsigned)s->k / 32 * 20), &a);
     } else {
         size_t bytes = (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k);
-        struct dgc_moe_repack_nv_args a = {w, dg_cuda_alloc_raw(be, bytes, "reordering an expert stack"), s->n, s->k, glu, s->e};
-        if (!a.to)
+        struct dg_cuda *cu = dg_cuda_of(be);
+        bool slot = cu->feed.n > 0; /* no pass has begun: the last one is free */
+        uint8_t *to = slot ? (uint8_t *)cu->feed.slots + (DG_CUDA_SLOTS - 1) * cu->feed.slot_bytes
+                           : dg_cuda_alloc_raw(be, bytes, "reordering an expert stack");
+        struct dgc_moe_repack_nv_args a = {w, to, s->n, s->k, glu, s->e};
+        if (!to)
             return;
         dgc_launch_moe_repack_nv(be, DGC_K_moe_repack_nv, blocks, 1, 0, &a);
-        struct dg_cuda *cu = dg_cuda_of(be);
-        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)a.to, bytes, cu->stream), "reordering an expert stack");
-        dg_cuda_free(be, a.to);
+        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)to, bytes, cu->stream), "reordering an expert stack");
+        if (!slot)
+            dg_cuda_free(be, to);
     }
     s->reordered = true;
 }

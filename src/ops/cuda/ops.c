@@ -244,11 +244,9 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
     dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
 }
 
-static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                       const struct dg_stack *down, struct dg_plane *y) {
+static void portable_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                             const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
-        return;
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
     struct dgc_plane xp = dg_cuda_plane(x);
@@ -271,6 +269,14 @@ static void op_experts(struct dg_backend *be, const struct dg_plane *x, const st
     dgc_launch_experts_down(be, k_down, tiles(down->n, mma ? DGC_MMA_COLS : DGC_TILE), row_tiles, 0, &dn);
     struct dgc_experts_sum_args sum = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, down->n};
     dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(down->n, 256), (unsigned)x->rows, 0, &sum);
+}
+
+static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                       const struct dg_stack *down, struct dg_plane *y) {
+    dg_cuda_feed_take(be, gate_up);
+    if (!dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
+        portable_experts(be, x, routing, gate_up, down, y);
+    dg_cuda_feed_done(be, gate_up);
 }
 
 static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
@@ -368,9 +374,7 @@ static int32_t widest_head(const struct dg_config *c) {
     return hd;
 }
 
-enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    struct dg_reserve c = cu->cap;
+static struct dg_reserve larger(struct dg_reserve c, const struct dg_reserve *want) {
 #define GROW(f) c.f = want->f > c.f ? want->f : c.f
     GROW(rows);
     GROW(ctx);
@@ -380,42 +384,76 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     GROW(moe);
     GROW(hidden);
 #undef GROW
-    dg_cuda_scratch_free(be);
-    memset(&cu->cap, 0, sizeof cu->cap);
+    return c;
+}
+
+struct block {
+    void *at; /* the pointer that gets it */
+    size_t bytes;
+};
+#define BLOCKS_MAX 24
+
+/* The scratch for c: a block each, and what is no pointer set in s. */
+static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const struct dg_reserve *c, struct block *b) {
     const struct dg_config *cfg = &cu->model.cfg;
-    size_t rows = (size_t)c.rows, pairs = rows * (size_t)c.topk, canvas = (size_t)cfg->canvas,
-           row_tiles = (size_t)c.experts + pairs / DGC_MMA_TILE + 1;
-    const char *what = "scratch";
-    cu->s.plan.bucket = dg_cuda_alloc_raw(be, ((size_t)c.experts + 1) * sizeof(int32_t), what);
-    cu->s.plan.pair = dg_cuda_alloc_raw(be, pairs * sizeof(int32_t), what);
-    cu->s.plan.tile_expert = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
-    cu->s.plan.tile_first = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
-    cu->s.plan.n_tiles = dg_cuda_alloc_raw(be, sizeof(int32_t), what);
-    cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
-    cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
-    cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
-    if (cu->ops.act == DG_BF16)
-        cu->s.router_part = dg_cuda_alloc_raw(be, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float), what);
+    bool bf16 = cu->ops.act == DG_BF16;
+    size_t rows = (size_t)c->rows, pairs = rows * (size_t)c->topk, canvas = (size_t)cfg->canvas, experts = (size_t)c->experts;
+    size_t tiles_most = experts + pairs / DGC_MMA_TILE + 1;
+    size_t splits = flash_splits_most(c->ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
+    int n = 0;
+#define BLOCK(p, size) b[n++] = (struct block){&s->p, size}
+    BLOCK(plan.bucket, (experts + 1) * sizeof(int32_t));
+    BLOCK(plan.pair, pairs * sizeof(int32_t));
+    BLOCK(plan.tile_expert, tiles_most * sizeof(int32_t));
+    BLOCK(plan.tile_first, tiles_most * sizeof(int32_t));
+    BLOCK(plan.n_tiles, sizeof(int32_t));
+    BLOCK(h, pairs * (size_t)c->moe * dg_dtype_bytes(cu->ops.act));
+    BLOCK(pair_y, pairs * (size_t)c->hidden * sizeof(float));
+    BLOCK(logits, rows * experts * sizeof(float));
+    if (bf16)
+        BLOCK(router_part, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float));
     if (cu->hopper & DG_CUDA_H_EXPERTS) {
-        cu->s.moe_entry = dg_cuda_alloc_raw(be, ((size_t)c.experts + pairs / DGC_MOE_FEW + 1) * sizeof *cu->s.moe_entry, what);
-        cu->s.moe_x = dg_cuda_alloc_raw(be, rows * (size_t)c.hidden * sizeof(uint16_t), what);
+        BLOCK(moe_entry, (experts + pairs / DGC_MOE_FEW + 1) * sizeof *s->moe_entry);
+        BLOCK(moe_x, rows * (size_t)c->hidden * sizeof(uint16_t));
     }
     if (cu->hopper & DG_CUDA_H_HEAD)
-        cu->s.head_part = dg_cuda_alloc_raw(be, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float), what);
-    cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
-    cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
-    if (cu->ops.act == DG_BF16)
-        cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
-    cu->s.soft_w = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(float), what);
-    cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
-    if (cu->ops.act == DG_BF16) {
-        size_t splits = flash_splits_most(c.ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
-        cu->s.flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
-        cu->s.flash_part = dg_cuda_alloc_raw(be, cu->s.flash_units * (size_t)widest_head(cfg) * sizeof(float), what);
-        cu->s.flash_stat = dg_cuda_alloc_raw(be, cu->s.flash_units * 2 * sizeof(float), what);
+        BLOCK(head_part, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float));
+    BLOCK(soft_ids, canvas * DGC_SOFT_LIST * sizeof(int32_t));
+    BLOCK(soft_count, canvas * sizeof(int32_t));
+    if (bf16)
+        BLOCK(soft_p, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t));
+    BLOCK(soft_w, canvas * DGC_SOFT_LIST * sizeof(float));
+    BLOCK(soft_part, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float));
+    if (bf16) {
+        s->flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
+        BLOCK(flash_part, s->flash_units * (size_t)widest_head(cfg) * sizeof(float));
+        BLOCK(flash_stat, s->flash_units * 2 * sizeof(float));
     }
-    cu->s.score_floats = dg_cuda_score_floats(cu, rows, c.ctx);
-    cu->s.score = dg_cuda_alloc_raw(be, cu->s.score_floats * sizeof(float), what);
+    s->score_floats = dg_cuda_score_floats(cu, rows, c->ctx);
+    BLOCK(score, s->score_floats * sizeof(float));
+#undef BLOCK
+    return n;
+}
+
+size_t dg_cuda_scratch_bytes(const struct dg_backend *be, const struct dg_reserve *want) {
+    struct dg_cuda_scratch s;
+    struct block b[BLOCKS_MAX];
+    size_t sum = 0;
+    for (int i = 0, n = blocks_for(dg_cuda_of(be), &s, want, b); i < n; i++)
+        sum += b[i].bytes ? b[i].bytes : 1;
+    return sum;
+}
+
+enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dg_reserve c = larger(cu->cap, want);
+    struct block b[BLOCKS_MAX];
+    dg_cuda_scratch_free(be);
+    memset(&cu->cap, 0, sizeof cu->cap);
+    for (int i = 0, n = blocks_for(cu, &cu->s, &c, b); i < n; i++) {
+        void *p = dg_cuda_alloc_raw(be, b[i].bytes, "scratch");
+        memcpy(b[i].at, &p, sizeof p);
+    }
     enum dg_status st = dg_backend_status(be, err);
     if (st != DG_OK)
         dg_cuda_scratch_free(be);

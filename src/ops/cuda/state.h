@@ -31,6 +31,46 @@ struct dg_cuda_alloc {
     size_t bytes;
 };
 
+/* What ops work in, sized by dg_cuda_reserve. */
+struct dg_cuda_scratch {
+    struct dgc_plan plan;
+    void *h;          /* [pairs][moe] of the activation type */
+    float *pair_y;    /* [pairs][hidden] */
+    float *logits;    /* [rows][experts] */
+    float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
+    int32_t *soft_ids, *soft_count;
+    float *soft_w; /* their weights */
+    uint16_t *soft_p; /* f16 probabilities of densely computed rows */
+    float *soft_part;
+    float *flash_part, *flash_stat; /* partial results of attention rows */
+    size_t flash_units;             /* (part, row, head) there is room for */
+    struct dgc_moe_entry *moe_entry;
+    uint16_t *moe_x;  /* [rows][hidden], permuted */
+    float *head_part; /* [canvas][vocabulary tiles][4] */
+    float *score; /* of top-k attention, the groups' largest behind them */
+    size_t score_floats;
+};
+
+/* Layers whose experts stay in host memory and are copied, ahead of their use, to one of two slots on the device: feed.c. */
+#define DG_CUDA_SLOTS 2
+struct dg_cuda_feed {
+    int32_t n;      /* how many; 0 = all experts are on the device */
+    int32_t *layer; /* which, ascending: the i-th goes to slot i % DG_CUDA_SLOTS */
+    void **host;    /* pinned: the two stacks as they lie in a slot */
+    size_t *bytes;  /* of each of them */
+    size_t slot_bytes;
+    void *slots;
+    dg_cu_stream stream;
+    dg_cu_event fork;
+    /* [1]: of a pass that is being recorded, whose events are the graph's own */
+    struct dg_cuda_feed_side {
+        dg_cu_event filled[DG_CUDA_SLOTS], emptied[DG_CUDA_SLOTS];
+        int32_t holds[DG_CUDA_SLOTS]; /* index of what is in the slot or on its way there, -1 = unknown */
+        bool read[DG_CUDA_SLOTS];     /* `emptied` was recorded: a copy to the slot waits for it */
+        bool forked;
+    } side[2];
+};
+
 struct dg_cuda {
     struct dg_cuda_driver d;
     uint64_t id; /* which backend a thread made current last */
@@ -46,6 +86,7 @@ struct dg_cuda {
     int major, minor, n_sm, shared_max; /* shared_max: dynamic shared memory a block may have */
     dg_cu_result last; /* of the last image loaded */
     enum dg_cuda_kernels kernels;
+    bool compile; /* as in struct dg_cuda_opts */
     bool chain;      /* launches begin while the one before ends */
     bool branches;   /* side branches run beside the main one */
     struct dg_cuda_tune tune;
@@ -57,6 +98,8 @@ struct dg_cuda {
     struct dg_layer *layer;
     void *weights;
     size_t weights_bytes;
+
+    struct dg_cuda_feed feed;
 
     struct dg_cuda_alloc *alloc;
     size_t n_alloc, cap_alloc, used, budget;
@@ -78,24 +121,7 @@ struct dg_cuda {
     } replay;
 
     struct dg_reserve cap;
-    struct {
-        struct dgc_plan plan;
-        void *h;          /* [pairs][moe] of the activation type */
-        float *pair_y;    /* [pairs][hidden] */
-        float *logits;    /* [rows][experts] */
-    float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
-        int32_t *soft_ids, *soft_count;
-        float *soft_w; /* their weights */
-        uint16_t *soft_p; /* f16 probabilities of densely computed rows */
-        float *soft_part;
-        float *flash_part, *flash_stat; /* partial results of attention rows */
-        size_t flash_units;             /* (part, row, head) there is room for */
-        struct dgc_moe_entry *moe_entry;
-        uint16_t *moe_x;  /* [rows][hidden], permuted */
-        float *head_part; /* [canvas][vocabulary tiles][4] */
-        float *score; /* of top-k attention, the groups' largest behind them */
-        size_t score_floats;
-    } s;
+    struct dg_cuda_scratch s;
 };
 
 static inline struct dg_cuda *dg_cuda_of(const struct dg_backend *be) { return be->impl; }
@@ -132,12 +158,37 @@ void dg_cuda_stages_close(struct dg_backend *be);
 /* weights.c */
 enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err)
     DG_MUST_CHECK;
-enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_random *shape, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
+                                    struct dg_error *err) DG_MUST_CHECK;
 
-/* ops_*.c */
+/* feed.c */
+/* Chooses the layers whose experts stay in host memory, from the limit and from what else the device must hold: fixed bytes of other weights,
+ * expert_bytes of each layer's stacks. None when all fit. Errors: DG_E_NOMEM with the figures. */
+enum dg_status dg_cuda_feed_choose(struct dg_backend *be, size_t fixed, const size_t *expert_bytes, const struct dg_cuda_opts *opts,
+                                   struct dg_error *err) DG_MUST_CHECK;
+/* Makes slots, stream and events; nothing when all experts are on the device. */
+enum dg_status dg_cuda_feed_open(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
+void dg_cuda_feed_close(struct dg_backend *be);
+bool dg_cuda_feed_has(const struct dg_cuda *cu, int32_t layer);
+/* The layer's stacks, which lie in the first slot as the kernels read them, are copied to host memory; their addresses become those they will
+ * have whenever an op reads them. Nothing for other layers. */
+void dg_cuda_feed_keep(struct dg_backend *be, int32_t layer);
+/* Around the launches that read a layer's experts, of which this is the first stack; nothing when they are on the device. */
+void dg_cuda_feed_take(struct dg_backend *be, const struct dg_stack *gate_up);
+void dg_cuda_feed_done(struct dg_backend *be, const struct dg_stack *gate_up);
+/* Around a recording. */
+void dg_cuda_feed_record(struct dg_backend *be);
+void dg_cuda_feed_record_end(struct dg_backend *be);
+/* Around work of the backend's own stream that fills the slots itself: a recording's launch. */
+void dg_cuda_feed_claim(struct dg_backend *be);
+void dg_cuda_feed_release(struct dg_backend *be);
+
+/* ops.c */
 void dg_cuda_fill_ops(struct dg_ops *ops);
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) DG_MUST_CHECK;
 void dg_cuda_scratch_free(struct dg_backend *be);
+/* What a reserve of these figures alone would take. */
+size_t dg_cuda_scratch_bytes(const struct dg_backend *be, const struct dg_reserve *want);
 
 /* hopper.c: true when the op was launched (or failed); false leaves it to the portable kernels. */
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *opts);
