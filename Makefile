@@ -42,8 +42,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 TEST_SRC := $(wildcard tests/unit/*.c tests/oracle/*.c tests/ops/*.c tests/fuzz/*.c)
 TEST_BIN := $(foreach t,$(TEST_SRC),$(B)/tests/$(basename $(notdir $(t))))
 SUPPORT_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/support/*.c))
-# the yardstick of the products is built where its library is
-BENCH_SRC := $(filter-out $(if $(wildcard /usr/include/dnnl.h),,bench/onednn.c),$(wildcard bench/*.c))
+BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(foreach t,$(BENCH_SRC),$(B)/bench/$(basename $(notdir $(t))))
 
 # CUDA kernels. `make cuda` compiles them with nvcc, one fatbin a file, and from then on this build folder's binary carries them; without it the
@@ -59,7 +58,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-long test-sanitize emulated test-emulated bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-long test-sanitize emulated test-emulated bench bench-pack clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -69,6 +68,7 @@ help:
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
 	@echo "make test-emulated  the CPU backend's op tests on other processors, under qemu-user"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
+	@echo "make bench-pack   build/bench-pack.tar.gz: all of the CPU's figures on another machine, with one command"
 	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
 	@echo "make clean        remove build/"
 
@@ -125,7 +125,11 @@ $(B)/tests/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(SUPPORT_OBJ) $(B)/libdi
 endef
 $(foreach t,$(TEST_SRC),$(eval $(call TEST_RULE,$(t))))
 
-$(B)/bench/onednn: LDLIBS += -ldnnl
+# the yardstick of the products is built in where its library is
+YARD := $(if $(wildcard /usr/include/dnnl.h),onednn,no_yard)
+$(B)/bench/cpu: LDLIBS += $(if $(filter onednn,$(YARD)),-ldnnl -l:libgomp.so.1)
+$(B)/bench/%.o: CFLAGS_FILE := -Ibench
+$(B)/bench/cpu: $(B)/bench/support/$(YARD).o
 
 define BENCH_RULE
 $(B)/bench/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(B)/libdiffgemma.a
@@ -198,6 +202,18 @@ test-emulated: emulated
 
 bench: $(B)/diffgemma $(BENCH_BIN)
 	bench/run.sh $(B)
+
+# Programs, the libraries they need with their loader, the bundled model: runs wherever a kernel and a shell are.
+PACK := $(B)/bench-pack
+PACK_BIN := $(B)/diffgemma $(B)/bench/cpu $(B)/bench/cpu_attention $(B)/tests/cpu_ops
+bench-pack: $(PACK_BIN)
+	rm -rf $(PACK) && mkdir -p $(PACK)/bin $(PACK)/lib
+	strip -o $(PACK)/bin/diffgemma $(B)/diffgemma
+	for p in $(filter-out $(B)/diffgemma,$(PACK_BIN)); do strip -o $(PACK)/bin/$$(basename $$p) $$p; done
+	ldd $(PACK_BIN) | grep -o '/[^ :]*\.so[^ :]*' | sort -u | xargs cp -L -t $(PACK)/lib
+	cp -r models/mini $(PACK)/mini
+	cp bench/machine.sh $(PACK)
+	tar -C $(B) -czf $(PACK).tar.gz bench-pack && rm -rf $(PACK)
 
 clean:
 	rm -rf build

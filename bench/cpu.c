@@ -1,8 +1,11 @@
 /* The CPU backend's matrix products against what the machine gives: cpu [--cpu LEVEL] [--planes f32|bf16] [--threads N] [--repeat N] [FILTER]
+ * FILTER: only cases whose name holds it, or one of several with a | between them.
  *
  * Each repeat of a case is followed by a register-only loop of the level's multiply-add, or, where a case reads more than it multiplies, by a
  * plain read of memory, on as many threads: the ratio of a row is the median of these pairs, both by the processor's time, so that other work
- * on the machine disturbs it little. */
+ * on the machine disturbs it little. Dense products run also turn by turn with oneDNN's, in bf16 where the level's planes are, by the wall clock. */
+#include "support/yard.h"
+
 #include "core/half.h"
 #include "core/mem.h"
 #include "ops/cpu/cpu.h"
@@ -127,7 +130,19 @@ static double bandwidth(void) {
 
 typedef void run_fn(void *ctx);
 
-static bool wanted(const char *what) { return !b.filter || strstr(what, b.filter); }
+static bool wanted(const char *what) {
+    char part[96];
+    const char *f = b.filter ? b.filter : "";
+    while (true) {
+        size_t n = strcspn(f, "|");
+        snprintf(part, sizeof part, "%.*s", (int)n, f);
+        if (strstr(what, part))
+            return true;
+        if (!f[n])
+            return false;
+        f += n + 1;
+    }
+}
 
 /* flops, bytes: of one run. */
 static void measure(const char *what, run_fn *fn, void *ctx, double flops, double bytes, bool memory_bound) {
@@ -221,6 +236,38 @@ static void run_linear(void *ctx) {
     b.be->ops->linear(b.be, &c->x, &list, 1, DG_EPI_NONE, &c->y);
 }
 
+/* Pairs of our product and the yardstick's; without a product, the yardstick alone. */
+static void against(const char *what, enum yard_type type, int m, int n, struct linear_case *c) {
+    const char *name = type == YARD_BF16 ? "bf16" : "f32";
+    struct yard *y = yard_create(type, m, n, HIDDEN, dg_pool_threads(b.be->pool));
+    double ratio[99], t[99];
+    if (!y)
+        return;
+    for (int i = -2; i < b.repeat; i++) {
+        int at = i < 0 ? 0 : i;
+        t[at] = yard_run(y);
+        double start = now();
+        if (c)
+            run_linear(c);
+        ratio[at] = t[at] / (now() - start);
+    }
+    if (c)
+        printf("%s,%.3f,of oneDNN %s %s,%s\n", what, median(ratio, b.repeat), name, yard_kernel(y), b.command);
+    else
+        printf("%s %s,%.4g,GFLOP/s,%s\n", what, yard_kernel(y), 2.0 * m * n * HIDDEN / median(t, b.repeat) * 1e-9, b.command);
+    fflush(stdout);
+    yard_destroy(y);
+}
+
+static void onednn(int n) {
+    for (int type = YARD_F32; type <= YARD_BF16; type++) {
+        char what[96];
+        snprintf(what, sizeof what, "onednn %s %dx%dx%d", type == YARD_BF16 ? "bf16" : "f32", ROWS, n, HIDDEN);
+        if (wanted(what))
+            against(what, (enum yard_type)type, ROWS, n, NULL);
+    }
+}
+
 static void linear(enum dg_format fmt, int m, int n, bool memory_bound) {
     char what[96];
     snprintf(what, sizeof what, "linear %s %dx%dx%d", dg_format_traits(fmt)->name, m, n, HIDDEN);
@@ -230,6 +277,8 @@ static void linear(enum dg_format fmt, int m, int n, bool memory_bound) {
     uint8_t *w = weights(fmt, 1, n, HIDDEN);
     struct linear_case c = {plane(m, HIDDEN, act), plane(m, n, act), {fmt, n, HIDDEN, w, 0}};
     measure(what, run_linear, &c, 2.0 * m * n * HIDDEN, (double)dg_format_mat_bytes(fmt, n, HIDDEN), memory_bound);
+    if (!memory_bound)
+        against(what, act == DG_BF16 ? YARD_BF16 : YARD_F32, m, n, &c);
     dg_plane_free(b.be, &c.x);
     dg_plane_free(b.be, &c.y);
     dg_free(w);
@@ -295,7 +344,7 @@ static void experts(enum dg_format fmt, int m) {
         }
     uint8_t *up = weights(fmt, EXPERTS, 2 * MOE, HIDDEN), *down = weights(fmt, EXPERTS, HIDDEN, MOE);
     struct expert_case c = {plane(m, HIDDEN, b.be->ops->act), plane(m, HIDDEN, DG_F32), {id, weight, TOPK},
-                            {fmt, EXPERTS, 2 * MOE, HIDDEN, up, 0}, {fmt, EXPERTS, HIDDEN, MOE, down, 0}};
+                            {fmt, EXPERTS, 2 * MOE, HIDDEN, up, 0, false}, {fmt, EXPERTS, HIDDEN, MOE, down, 0, false}};
     double active = m == 1 ? TOPK : EXPERTS;
     measure(what, run_experts, &c, 2.0 * m * TOPK * 3 * MOE * HIDDEN,
             active * (double)(dg_format_mat_bytes(fmt, 2 * MOE, HIDDEN) + dg_format_mat_bytes(fmt, HIDDEN, MOE)), m == 1);
@@ -382,6 +431,8 @@ int main(int argc, char **argv) {
     int threads = dg_pool_threads(b.be->pool);
     printf("cpu %s %d threads multiply-add peak,%.4g,GFLOP/s,%s\n", dg_cpu_level_name(b.level), threads, median(p, 9), b.command);
     printf("cpu %s %d threads read bandwidth,%.4g,GB/s,%s\n", dg_cpu_level_name(b.level), threads, median(q, 9), b.command);
+    onednn(HIDDEN);
+    onednn(4096);
     static const enum dg_format all[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK};
     for (int f = 0; f < 5; f++)
         linear(all[f], ROWS, HIDDEN, false);

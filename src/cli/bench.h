@@ -30,6 +30,7 @@ struct dg_bench_opts {
     int64_t spread;             /* of random weights on a GPU: the logits' standard deviation, about */
     const char *prompt;         /* turn with a model */
     bool no_ops;                /* whole passes only */
+    bool brief;                 /* step: sparse alone, without the loops of a turn */
     const char *command;        /* for the first comment line */
     FILE *out;
 };

@@ -77,7 +77,7 @@ static enum dg_status run_loop(struct step *s, const char *name, double bytes, d
     return DG_OK;
 }
 
-/* A step from the canvas's own embedding, to compare kernels by; three times, so that the last is a recording where there are any. */
+/* A step from the canvas's own embedding, to compare kernels by; on a GPU three times, so that the last is a recording. */
 static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     struct dg_session *ss = s->b->s;
     FILE *f = s->b->o->out;
@@ -85,9 +85,10 @@ static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     float *first = dg_calloc(2 * n, sizeof *first), *last = first + n;
     int32_t *id = dg_calloc(n, sizeof *id);
     enum dg_status st = first && id ? DG_OK : no_memory(err);
-    for (int i = 0; i < 3 && st == DG_OK; i++)
+    int begin = s->b->cuda ? 0 : 1;
+    for (int i = begin; i < 3 && st == DG_OK; i++)
         if ((st = denoise(s, DG_SC_SEED, err)) == DG_OK)
-            ss->be->ops->read(ss->be, i ? last : first, ss->planes->stats.entropy, n * sizeof *first);
+            ss->be->ops->read(ss->be, i > begin ? last : first, ss->planes->stats.entropy, n * sizeof *first);
     if (st == DG_OK) {
         double sum = 0;
         ss->be->ops->read(ss->be, id, ss->planes->stats.argmax, n * sizeof *id);
@@ -137,7 +138,7 @@ static enum dg_status head_ops(struct step *s, double logits, double embed, doub
     dg_bench_row(s->b, "head_and_stats", 1, &t, embed + logits, product);
     DG_TRY(dg_bench_time(s->b, run_stats, s, &t, err));
     dg_bench_row(s->b, "row_stats", 1, &t, logits, 0);
-    for (int exact = 0; exact < 2; exact++) {
+    for (int exact = 0; exact < (s->b->o->brief ? 1 : 2); exact++) {
         s->sparse = !exact;
         DG_TRY(dg_bench_time(s->b, run_soft, s, &t, err));
         dg_bench_row(s->b, exact ? "soft_exact" : "soft_sparse", 1, &t, exact ? embed + logits : logits, exact ? product : 0);
@@ -153,12 +154,13 @@ static enum dg_status whole_steps(struct step *s, double logits, double embed, d
     struct dg_bench_times t;
     c.bytes += embed + 2 * logits + dg_bench_mat_bytes(&m->sc.gate) + dg_bench_mat_bytes(&m->sc.up) + dg_bench_mat_bytes(&m->sc.down);
     c.flops += product + 6.0 * s->rows * b->s->cfg->inter * b->s->cfg->hidden;
-    for (int sparse = 1; sparse >= 0; sparse--) {
+    for (int sparse = 1; sparse >= b->o->brief; sparse--) {
         double bytes = c.bytes + (sparse ? 0 : embed), flops = c.flops + (sparse ? 0 : product);
         s->sparse = b->s->opts.sc_sparse = sparse;
         DG_TRY(dg_bench_time(b, run_step, s, &t, err));
         dg_bench_row(b, step_names[sparse], 1, &t, bytes, flops);
-        DG_TRY(run_loop(s, loop_names[sparse], bytes, flops, err));
+        if (!b->o->brief)
+            DG_TRY(run_loop(s, loop_names[sparse], bytes, flops, err));
     }
     if (!b->cuda)
         return DG_OK;

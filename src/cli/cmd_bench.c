@@ -1,7 +1,6 @@
 /* bench: how fast a model, or random weights of its shape, run here. */
 #include "cli/bench.h"
 
-
 #include <string.h>
 
 static bool kind_of(const char *name, enum dg_bench_kind *kind) {
@@ -45,6 +44,7 @@ int dg_cmd_bench(int argc, char **argv) {
         {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "of a block, all run (default 8; a turn of a model: as it stops)"},
         {"repeat", 'r', DG_ARG_INT, &o.repeat, 1, DG_BENCH_REPEATS_MAX, "N", "timed runs (default 7)"},
         {"no-ops", 0, DG_ARG_FLAG, &o.no_ops, 0, 0, NULL, "step and prefill: whole passes only"},
+        {"brief", 0, DG_ARG_FLAG, &o.brief, 0, 0, NULL, "step: the pass with sparse self-conditioning and its ops alone"},
         {"kernels", 0, DG_ARG_STR, &o.model.cuda_kernels, 0, 0, "LIST", "as DGQ_CUDA_KERNELS"},
         {"exact", 0, DG_ARG_FLAG, &o.model.exact, 0, 0, NULL, "f32 planes and sums"},
         {"kv", 0, DG_ARG_STR, &o.model.kv, 0, 0, "TYPE", "KV element type: f16 (default), f32 or q8"},

@@ -103,8 +103,17 @@ enum dg_status dg_runtime_model(struct dg_runtime *r, struct dg_error *err) {
     return DG_OK;
 }
 
+static enum dg_prefill_rule prefill_rule(int32_t flag) {
+    static const enum dg_prefill_rule rules[] = {DG_PREFILL_ONE_PATH, DG_PREFILL_AUTO, DG_PREFILL_EXACT, DG_PREFILL_FAST};
+    return rules[flag];
+}
+
 enum dg_status dg_runtime_session(const struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
-    *so = (struct dg_session_opts){.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse};
+    *so = (struct dg_session_opts){.ctx = a->ctx, .ring = r->flags.kv_ring, .sc_sparse = r->flags.sc_sparse,
+                                   .prefill = prefill_rule(r->flags.fast_prefill), .fast_max = r->flags.fast_prefill_max,
+                                   .unchecked_logits = !r->flags.check_logits};
+    if (r->flags.fast_prefill_max && r->flags.fast_prefill == DG_FAST_PREFILL_UNSET)
+        return DG_FAIL(err, DG_E_ARG, "DGQ_FAST_PREFILL_MAX limits what DGQ_FAST_PREFILL makes fast, and that is not set: set it to auto, 0 or 1");
     int32_t topk = !r->flags.attn_topk ? 0 : r->flags.attn_topk_dyn ? DG_TOPK_DYN : r->flags.attn_topk_k;
     so->attention = (struct dg_attention_opts){topk, r->flags.attn_topk_decode ? topk : 0, !r->flags.attn_window};
     so->kv = r->flags.kv_q8 ? DG_Q8 : DG_F16;

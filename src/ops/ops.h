@@ -236,6 +236,9 @@ struct dg_backend {
     void *impl;              /* the backend's own state */
     enum dg_status (*reserve)(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err);
     void (*destroy)(struct dg_backend *be);
+    /* NULL, or makes a backend whose planes are of type `act` on the memory, weights and threads of this one, which must outlive it: a session
+     * may use both in turn on one KV cache. Owner: the caller. Errors: DG_E_NOMEM. */
+    enum dg_status (*twin)(struct dg_backend *be, enum dg_dtype act, struct dg_backend **out, struct dg_error *err);
 };
 
 /* DG_OK, or the first failure since the last call, which is then cleared. */

@@ -10,7 +10,10 @@ static enum dg_status open_session(struct dg_conversations *c, struct dg_session
         return DG_OK;
     }
     struct dg_session_opts o = c->opts;
-    o.planes = c->planes ? c->planes->planes : NULL;
+    if (c->planes) {
+        o.planes = c->planes->planes;
+        o.other = c->planes->other;
+    }
     DG_TRY(dg_session_create(out, c->be, &o, err));
     if (!c->planes)
         c->planes = *out;

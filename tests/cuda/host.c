@@ -185,6 +185,47 @@ static void branches(void) {
     unsetenv("DG_STUB_CC");
 }
 
+/* NaN or Inf in one row of the embedding reaches every row's logits, and in a layer every value: an error with the row, by the statistics that
+ * the head takes anyway. A NaN in its last column, too, which no row's maximum shows. */
+static void bad_numbers(bool exact) {
+    size_t row = (size_t)mini->embed.k * 2, bytes = (size_t)mini->embed.n * row;
+    size_t o_bytes = (size_t)mini->layer[1].o.n * (size_t)mini->layer[1].o.k * 2;
+    static const char *const what[] = {"NaN in the first row of the embedding", "Inf in a middle one", "NaN in the last", "NaN in a layer"};
+    for (int i = 0; i < 4; i++) {
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        struct dg_model m = *mini;
+        float entropy[64];
+        int32_t argmax[64];
+        uint16_t *embed = malloc(bytes), *o = malloc(o_bytes), bad = i == 1 ? 0x7f80 : 0x7fc0;
+        struct dg_layer *layer = malloc((size_t)m.cfg.layers * sizeof *layer);
+        if (!embed || !o || !layer || m.embed.fmt != DG_FMT_BF16 || m.layer[1].o.fmt != DG_FMT_BF16)
+            exit(1);
+        memcpy(embed, m.embed.data, bytes);
+        memcpy(o, m.layer[1].o.data, o_bytes);
+        memcpy(layer, m.layer, (size_t)m.cfg.layers * sizeof *layer);
+        if (i == 3)
+            o[5] = bad;
+        else
+            embed[(i == 0 ? 0 : i == 1 ? (size_t)m.embed.n / 2 : (size_t)m.embed.n - 1) * (row / 2) + 3] = bad;
+        m.embed.data = (uint8_t *)embed;
+        layer[1].o.data = (uint8_t *)o;
+        m.layer = layer;
+        enum dg_status st = dg_backend_open(&be, "cuda", &m, &(struct dg_backend_opts){.exact = exact}, &err);
+        if (st == DG_OK)
+            st = work(be, entropy, argmax, 16, &err);
+        dg_backend_destroy(be);
+        char why[900], name[120];
+        snprintf(why, sizeof why, "%s, \"%s\"", dg_status_name(st), dg_error_text(&err));
+        snprintf(name, sizeof name, "%s is an error with %s planes", what[i], exact ? "f32" : "bf16");
+        ok(st == DG_E_NUMERIC && strstr(dg_error_text(&err), "the logits of 16 of 16 canvas rows hold NaN or Inf, the first is row 0"), name, why);
+        dg_error_clear(&err);
+        free(embed);
+        free(o);
+        free(layer);
+    }
+}
+
 /* A kernel that fails in the middle of a turn is that turn's error; the backend can be closed and nothing is left. */
 static void failing_turn(void) {
     static const char *const calls[] = {"cuLaunchKernel:30:700",      "cuMemAlloc_v2:20:2",      "cuMemcpyDtoHAsync_v2:2:700",
@@ -365,6 +406,8 @@ int main(int argc, char **argv) {
     same_as_cpu(true);
     same_as_cpu(false);
     branches();
+    bad_numbers(true);
+    bad_numbers(false);
     failing_turn();
     drawn_and_graph();
     benches(argv[1]);

@@ -37,6 +37,7 @@ static double act_round(const struct op_run *r) { return r->c->be->ops->act == D
 /* A dot product and the bound of its error: the products' sum in f32, and the weights' rounding. */
 static double dot(const struct op_run *r, const double *x, const double *w, int k, double *bound) {
     double s = 0, mag = 0;
+    k = op_checks(r) ? k : 0;
     for (int i = 0; i < k; i++) {
         s += x[i] * w[i];
         mag += fabs(x[i] * w[i]);
@@ -192,7 +193,7 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
     struct op_plane y = op_output(r, m, total, op->act);
     op->linear(r->c->be, &x.p, list, n_w, is_glu ? DG_EPI_GLU : DG_EPI_NONE, &y.p);
     op_fetch(r, &y);
-    for (int i = 0; i < m; i++)
+    for (int i = 0; op_checks(r) && i < m; i++)
         for (int c = 0, b = 0, at = 0; c < total; c++) {
             double bound, want;
             if (is_glu) {
@@ -329,8 +330,9 @@ static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, i
 
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
 static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
-    size_t heads = (size_t)(c->ring ? KV_SLOTS : KV_FULL) * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
-    struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, c->ring ? KV_SLOTS : KV_FULL, c->ring, c->window};
+    int64_t slots = c->ring ? KV_SLOTS : r->c->small ? c->pos0 + c->n + 37 : KV_FULL;
+    size_t heads = (size_t)slots * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
+    struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, slots, c->ring, c->window};
     double **val[2] = {k, v};
     for (int which = 0; which < 2; which++) {
         double *d = op_memory(r, heads * (size_t)c->hd * sizeof *d);
@@ -392,7 +394,7 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
     op_fetch(r, &y);
     double *s = op_memory(r, (size_t)(end + 1) * sizeof *s);
-    for (int i = 0; i < c->live; i++)
+    for (int i = 0; op_checks(r) && i < c->live; i++)
         for (int h = 0; h < c->heads; h++) {
             int64_t lo, hi, kvh = h / (c->heads / c->kv_heads);
             const double *qr = q.v + i * q.p.cols + h * c->hd;
@@ -475,7 +477,7 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
     op_fetch(r, &x);
     const unsigned char *rk = op_download(r, kv.k, n), *rv = op_download(r, kv.v, n);
     double store = c->kv == DG_F16 ? 0x1p-11 : U, *seen = op_memory(r, (size_t)KV_FULL * sizeof *seen);
-    for (int i = 0; i < c->n; i++)
+    for (int i = 0; op_checks(r) && i < c->n; i++)
         for (int u = 0; u < c->heads + 2 * c->kv_heads; u++) {
             bool is_q = u < c->heads, is_v = u >= c->heads + c->kv_heads;
             int h = is_v ? u - c->heads - c->kv_heads : is_q ? u : u - c->heads;
@@ -498,7 +500,7 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
                                     mag * sum_bound(hd) + store * fabs(want) + 0.501 * step + 0x1p-24, "kv", i, d);
             }
         }
-    for (int64_t slot = 0; slot < kv.slots; slot++)
+    for (int64_t slot = 0; op_checks(r) && slot < kv.slots; slot++)
         if (!seen[slot] && !isnan(kv_value(&kv, rk, slot, 0, 0)))
             op_fail(r, "slot %lld was written by nobody's row", (long long)slot);
     op_done(r, "hd=%d heads=%d/%d n=%d live=%d pos0=%lld %s", hd, c->heads, c->kv_heads, c->n, c->live, (long long)c->pos0,
@@ -529,7 +531,7 @@ static void one_router(struct op_run *r, int m, int experts, int k, int topk, bo
     const int32_t *id = op_download(r, out.expert, n * 4);
     const float *wt = op_download(r, out.weight, n * 4);
     double *z = op_memory(r, (size_t)experts * sizeof *z);
-    for (int i = 0; i < m; i++) {
+    for (int i = 0; op_checks(r) && i < m; i++) {
         double slack = 0, bound, kept = 0;
         for (int e = 0; e < experts; e++) {
             z[e] = dot(r, x.v + i * k, w.v + e * k, k, &bound);
@@ -601,7 +603,7 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     op_fetch(r, &y);
     double *h = op_memory(r, (size_t)moe * sizeof *h), *bh = op_memory(r, (size_t)moe * sizeof *bh);
     double *want = op_memory(r, (size_t)hidden * sizeof *want), *bound = op_memory(r, (size_t)hidden * sizeof *bound);
-    for (int i = 0; i < m; i++) {
+    for (int i = 0; op_checks(r) && i < m; i++) {
         memset(want, 0, (size_t)hidden * sizeof *want);
         memset(bound, 0, (size_t)hidden * sizeof *bound);
         for (int j = 0; j < topk; j++) {
@@ -670,7 +672,7 @@ static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, 
     const float *h = op_download(r, s->entropy, n), *max = op_download(r, s->max, n), *sum = op_download(r, s->sum, n),
                 *pm = op_download(r, s->p_max, n);
     const int32_t *arg = op_download(r, s->argmax, n);
-    for (int i = 0; i < rows; i++) {
+    for (int i = 0; op_checks(r) && i < rows; i++) {
         const float *row = z + i * ld;
         int best = 0, bad = 0;
         for (int v = 0; v < vocab; v++) {
@@ -717,7 +719,7 @@ static void case_head(struct op_run *r) {
             struct dg_row_stats st = make_stats(r, m);
             be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
             op_fetch(r, &z);
-            for (int i = 0; i < m; i++)
+            for (int i = 0; op_checks(r) && i < m; i++)
                 for (int c = 0; c < vocab; c++) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
@@ -779,7 +781,7 @@ static void case_soft_embed(struct op_run *r) {
         be->ops->soft_embed(be, &z.p, &st, 1.25f, &w.m, 20.0f, sparse, &y.p);
         op_fetch(r, &y);
         double *want = op_memory(r, (size_t)k * sizeof *want), *mag = op_memory(r, (size_t)k * sizeof *mag);
-        for (int i = 0; i < m; i++) {
+        for (int i = 0; op_checks(r) && i < m; i++) {
             double edge = 0;
             memset(want, 0, (size_t)k * sizeof *want);
             memset(mag, 0, (size_t)k * sizeof *mag);

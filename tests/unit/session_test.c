@@ -928,7 +928,9 @@ static void poisoned_cache(void **state) {
     ((float *)s->kv.layer[1].v)[7] = NAN;
     uint64_t before = fingerprint(s);
     struct dg_turn_opts t = three_blocks(&z, s);
-    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC, "NaN", &err);
+    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC,
+            "step 1 of block 1: the logits of 16 of 16 canvas rows hold NaN or Inf, the first is row 0", &err);
+    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC, "diffgemma verify", &err);
     assert_true(z.blocks == 0 && z.steps == 0 && s->kv.len == QUESTION_N && fingerprint(s) == before);
     ask(s);
     t = three_blocks(&z, s);
@@ -936,6 +938,26 @@ static void poisoned_cache(void **state) {
     assert_true(equal(&got, &want));
     dg_ids_deinit(&got);
     dg_ids_deinit(&want);
+    dg_session_destroy(s);
+}
+
+/* Without the check a row of NaN counts as one that could be anything, and the turn goes on. */
+static void unchecked(void **state) {
+    (void)state;
+    struct dg_session *s = session(small, (struct dg_session_opts){.ctx = 512, .kv = DG_F32, .unchecked_logits = true});
+    struct dg_error err = {0};
+    struct seen z;
+    ask(s);
+    ((float *)s->kv.layer[1].v)[7] = NAN;
+    int32_t *canvas = stream(3, SMALL_CANVAS);
+    ok(dg_session_step(s, canvas, SMALL_CANVAS, DG_SC_SEED, 1.25f, &err), &err);
+    for (int i = 0; i < SMALL_CANVAS; i++) {
+        assert_true(s->entropy[i] == logf((float)s->cfg->vocab) && s->p_max[i] == 0);
+        assert_in_range(s->argmax[i], 0, s->cfg->vocab - 1);
+    }
+    free(canvas);
+    struct dg_turn_opts o = turn_opts(&z, s, 20);
+    ok(turn(s, &o, NULL, NULL, &err), &err);
     dg_session_destroy(s);
 }
 
@@ -1122,7 +1144,7 @@ int main(void) {
         cmocka_unit_test(modes), cmocka_unit_test(trajectories),           cmocka_unit_test(draws),          cmocka_unit_test(extend_last),
         cmocka_unit_test(canvas_ids),      cmocka_unit_test(rerolls),        cmocka_unit_test(context_end),
         cmocka_unit_test(bad_options),     cmocka_unit_test(failed_session), cmocka_unit_test(nothing_to_keep),
-        cmocka_unit_test(poisoned_cache), cmocka_unit_test(nan_weights),
+        cmocka_unit_test(poisoned_cache), cmocka_unit_test(unchecked), cmocka_unit_test(nan_weights),
         cmocka_unit_test(allocates_nothing), cmocka_unit_test(every_allocation_fails),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -38,6 +38,7 @@ struct dg_cpu {
     struct dg_ops ops;
     struct dg_cpu_kernels k;
     struct dg_reserve cap; /* what the scratch is sized for */
+    bool twin;             /* its threads are another backend's */
     int32_t n_threads, vocab;
     struct dg_cpu_gemm gemm;
     struct dg_cpu_rows rows;
