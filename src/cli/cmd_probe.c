@@ -74,7 +74,9 @@ static void print_machine(const struct probe *p) {
             snprintf(levels + n, sizeof levels - n, "%s%s", n ? ", " : "", dg_cpu_level_name((enum dg_cpu_level)l));
         }
     dg_cpu_describe(p->be, text, sizeof text);
-    printf("level      %s (this machine has %s)\n", dg_cpu_level_name(dg_cpu_backend_level(p->be)), levels);
+    bool skipped = dg_cpu_level_default() != dg_cpu_level_detect();
+    printf("level      %s (this machine has %s%s)\n", dg_cpu_level_name(dg_cpu_backend_level(p->be)), levels,
+           skipped ? "; avx512bf16 only by name, on Intel f32 is faster" : "");
     printf("planes     %s\n", p->be->ops->act == DG_BF16 ? "bf16" : "f32");
     printf("kernels    %s\n", text);
     printf("threads    %d\n", dg_pool_threads(p->be->pool));
