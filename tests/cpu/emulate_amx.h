@@ -34,8 +34,8 @@ EMU void emu_tile_loadconfig(const void *config) {
         good &= c[i] == 0;
     for (int i = 0; i < 16; i++)
         good &= c[16 + 2 * i] == (i < 8 ? 64 : 0) && c[17 + 2 * i] == 0 && c[48 + i] == (i < 8 ? 16 : 0);
-    if (!good) {
-        fprintf(stderr, "the processor would refuse this configuration of tiles\n");
+    if (!good || emu_amx.on) {
+        fprintf(stderr, good ? "a thread kept its tiles after its last op\n" : "the processor would refuse this configuration of tiles\n");
         abort();
     }
     memset(&emu_amx, 0, sizeof emu_amx);

@@ -176,7 +176,7 @@ void dg_gemm_init_amx(struct dg_gemm_kernels *k) {
     k->name = g->name = "amx";
     g->mr = g->nr = g->group = TILE;
     g->cols = 64;
-    g->kc = 512;
+    g->kc = 256;
     g->pack_rows[0] = pack_rows_f32;
     g->pack_rows[1] = pack_rows_bf16;
     g->tiles = run_tiles;

@@ -7,9 +7,8 @@
 
 #define TILE 16           /* rows of w, and of x, of a tile */
 #define TILE_FLOATS 256
-#define MANY_CHUNK 512    /* elements of K at once where several pairs of tiles of x use them: 32 rows are two thirds of the first cache */
-#define FEW_CHUNK 256     /* where x is one pair of tiles: decoded weights are used when they have just been written */
-#define PANEL_ROW ((MANY_CHUNK + 32) * 2) /* bytes; an odd number of cache lines */
+#define CHUNK 256         /* elements of K at once: 32 rows of w and 32 of x, 16 KiB each, share the first cache while x passes */
+#define PANEL_ROW ((CHUNK + 32) * 2) /* bytes; an odd number of cache lines */
 #define X_TILES (DG_PRODUCT_M / TILE)
 
 /* A thread's scratch. */
@@ -78,10 +77,10 @@ static void group_chunk(const struct dg_gemm_kind *g, const struct group *p, int
 static void multiply(const struct dg_gemm_kind *g, const struct group *group, int n_w, const char *block, int m, int64_t k, struct ahead *ahead,
                      struct scratch *s, float *c) {
     int n_x = (m + TILE - 1) / TILE;
-    int64_t padded = dg_product_padded(g, k), x_tile = TILE * padded * g->elem, span = n_x > 2 ? MANY_CHUNK : FEW_CHUNK;
+    int64_t padded = dg_product_padded(g, k), x_tile = TILE * padded * g->elem;
     struct dg_gemm_tiles t = {.n_w = n_w};
-    for (int64_t k0 = 0; k0 < k; k0 += span) {
-        int64_t n = k - k0 < span ? k - k0 : span;
+    for (int64_t k0 = 0; k0 < k; k0 += CHUNK) {
+        int64_t n = k - k0 < CHUNK ? k - k0 : CHUNK;
         bool last = k0 + n == k;
         for (int i = 0; i < n_w; i++)
             group_chunk(g, group + i, k, k0, n, s->panel[i], &t.w[i], &t.w_row[i]);
