@@ -1,11 +1,12 @@
-/* Flash attention on Hopper: f16 keys and values, f32 scores and sums, f16 queries and probabilities, as flash.cu has it. One or two threads bring
- * tiles of 64 keys that begin at multiples of 64 through rings; two warpgroups compute. A row's arithmetic depends on its own position alone.
+/* Flash attention on Hopper: f16 keys and values, f32 scores and sums, f16 queries and probabilities, as flash.cu has it. One or two
+ * threads bring tiles of 64 keys that begin at multiples of 64 through rings; two warpgroups compute. A row's arithmetic depends on its own
+ * position alone.
  *
- * flash_sm90_256 and _512: a block takes a tile of query rows of one kv head (rows times the heads that share it) in two warpgroups of 64 rows by
- * 256 columns: of 256 dimensions two strips of rows, of 512 the halves of one strip's output, each making all scores of it. A row is cut into parts of
- * a fixed number of keys at multiples of it.
- * flash_sm90_256_canvas: the rows of a canvas behind a window are few and see the same keys, so both warpgroups have the same 64 rows and every other
- * tile of keys each, the even and the odd ones; their results meet in shared memory. No parts, nothing to join. */
+ * flash_sm90_256 and _512: a block takes a tile of query rows of one kv head (rows times the heads that share it) in two warpgroups of 64
+ * rows by 256 columns: of 256 dimensions two strips of rows, of 512 the halves of one strip's output, each making all scores of it. A row is
+ * cut into parts of a fixed number of keys at multiples of it.
+ * flash_sm90_256_canvas: the rows of a canvas behind a window are few and see the same keys, so both warpgroups have the same 64 rows and
+ * every other tile of keys each, the even and the odd ones; their results meet in shared memory. No parts, nothing to join. */
 #include "ops/cuda/kernels/flash_sm90.cuh"
 
 #define STAGES DGC_FLASH_STAGES
@@ -194,7 +195,7 @@ DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *giv
                 give[n * 128 + t] = make_float4(acc[4 * (16 * side + n)], acc[4 * (16 * side + n) + 1], acc[4 * (16 * side + n) + 2],
                                                 acc[4 * (16 * side + n) + 3]);
     give[16 * 128 + t] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
-    dg_sync_some<256>(1);
+    __syncthreads();
     float4 o = take[16 * 128 + t];
     float other_max[2] = {o.x, o.y}, other_sum[2] = {o.z, o.w}, mine[2], theirs[2];
 #pragma unroll
@@ -251,6 +252,8 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
             b.first = first(w);
             fill<1>(a, b, ring_of(w), kvh);
         }
+        __syncwarp();
+        __syncthreads(); /* where the others meet: racecheck takes a barrier of some of a block's warps for none */
         return;
     }
     dg_regs_more<232>();
