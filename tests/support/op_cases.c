@@ -133,7 +133,7 @@ static void case_norm_chain(struct op_run *r) {
     for (size_t i = 0; op->norm_chain && i < 5; i++)
         for (int variant = 0; variant < 4; variant++) {
             int n = shape[i][0], k = shape[i][1], outs_n = variant ? variant : 0;
-            r->whole = true; /* where rows begin decides the order of a sum */
+            r->rows_at = OP_ROWS_WHOLE; /* where rows begin decides the order of a sum */
             struct op_plane a = op_input(r, n, k, op->act, 2), b = op_input(r, n, k, DG_F32, 3), x = op_input(r, n, k, op->act, 4);
             struct op_plane a1 = op_output(r, n, k, op->act), x1 = op_output(r, n, k, op->act), y[3], y1[3];
             struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy[3];
@@ -157,7 +157,7 @@ static void case_norm_chain(struct op_run *r) {
                 op_fetch(r, &y1[o]);
                 op_expect_same(r, &y1[o], 0, &y[o], 0, n);
             }
-            r->whole = false;
+            r->rows_at = OP_ROWS_ANY;
             op_done(r, "n=%d k=%d variant %d", n, k, variant);
         }
 }
@@ -236,7 +236,7 @@ static void case_linear(struct op_run *r) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
             if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
-                r->whole = true;
+                r->rows_at = OP_ROWS_WHOLE;
                 one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
                 one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
                 one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
@@ -244,7 +244,7 @@ static void case_linear(struct op_run *r) {
                 one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
                 one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
                 one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
-                r->whole = false;
+                r->rows_at = OP_ROWS_ANY;
             }
         }
     }
@@ -435,8 +435,9 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
-    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32");
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
+            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32",
+            r->rows_at == OP_ROWS_WHOLE ? "at whole vectors" : "at odd places");
 }
 
 /* Products of a case: what an emulator or a checker can take of the large ones is little. */
@@ -448,7 +449,9 @@ static bool small_case(const struct kv_case *c) {
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
         if ((!r->c->small || small_case(&kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
-            one_attention(r, &kv_cases[i]);
+            for (r->rows_at = OP_ROWS_WHOLE; r->rows_at <= (i % 4 ? OP_ROWS_WHOLE : OP_ROWS_ODD); r->rows_at++)
+                one_attention(r, &kv_cases[i]);
+    r->rows_at = OP_ROWS_ANY;
 }
 
 static void one_qkv(struct op_run *r, const struct kv_case *c) {
@@ -707,7 +710,7 @@ static void case_head(struct op_run *r) {
     for (size_t f = 0; f < 3; f++)
         for (int big = 0; big < 2; big++) {
             int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
-            r->whole = f == 0;
+            r->rows_at = f == 0 ? OP_ROWS_WHOLE : OP_ROWS_ANY;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
@@ -719,7 +722,7 @@ static void case_head(struct op_run *r) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
                 }
-            r->whole = false;
+            r->rows_at = OP_ROWS_ANY;
             check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
             if (m > 3) {
                 struct dg_plane part = op_rows(&x, m / 3, m - m / 3);

@@ -27,15 +27,15 @@ enum {
     DG_CUDA_H_ATTENTION = 32,
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
     DG_CUDA_H_BRANCH = 128,
-    /* all but attention, under which a causal row's last bits were seen to depend on the rows beside it */
-    DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH
+    DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
+                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
 struct dg_cuda_tune {
     int32_t split, split_full; /* keys of a part of an attention row in sliding and in full layers, multiples of 64 */
+    bool single, parts;
     bool flat;                 /* keys are copied 64 dimensions at a time */
-    bool plain;                /* attention finishes a tile of keys before it begins the next one's scores */
 };
 
 struct dg_cuda_opts {
@@ -50,7 +50,7 @@ struct dg_cuda_opts {
 };
 
 /* Sets kernels, use and tune from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
- * may have split=N, split_full=N, plain and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
+ * may have split=N, split_full=N and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;

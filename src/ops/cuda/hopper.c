@@ -25,8 +25,12 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
         *(full ? &o->tune.split_full : &o->tune.split) = value;
         return value >= 64 && value % 64 == 0 && value <= 1 << 20;
     }
-    if (strcmp(word, "plain") == 0 || strcmp(word, "flat") == 0 || strcmp(word, "auto") == 0) {
-        o->tune.plain = o->tune.plain || word[0] == 'p';
+    if (strcmp(word, "single") == 0 || strcmp(word, "parts") == 0) {
+        o->tune.single = o->tune.single || word[0] == 's';
+        o->tune.parts = o->tune.parts || word[0] == 'p';
+        return true;
+    }
+    if (strcmp(word, "flat") == 0 || strcmp(word, "auto") == 0) {
         o->tune.flat = o->tune.flat || word[0] == 'f';
         return true;
     }
@@ -147,20 +151,24 @@ bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, 
            kv->slots < INT32_MAX && (!kv->ring || kv->slots % 64 == 0) && at_vectors(kv->k, 0) && at_vectors(kv->v, 0);
 }
 
-void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
-    static const enum dg_cuda_kernel by[2][2] = {{DGC_K_flash_sm90_256, DGC_K_flash_sm90_512},
-                                                 {DGC_K_flash_sm90_256_plain, DGC_K_flash_sm90_512_plain}};
-    int32_t hd = a->kv.hd, rows = DGC_FLASH_ROWS_SM90(hd);
+bool dg_cuda_hopper_canvas(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv) { return !cu->tune.parts && !b->causal && kv->window && kv->hd == 256; }
+
+void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a, bool canvas) {
+    int32_t hd = a->kv.hd, rows = canvas ? DGC_FLASH_ROWS_CANVAS : DGC_FLASH_ROWS_SM90(hd);
     struct dgc_flash_sm90_args t = {.f = *a};
     const struct dgc_kv *kv = &a->kv;
     int64_t cols = (int64_t)kv->kv_heads * hd;
     /* a driver may refuse strides that do not ascend */
-    t.deep = !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
+    bool pair = hd == 512 && !dg_cuda_of(be)->tune.single;
+    t.deep = !pair && !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
     if (!t.deep && (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) ||
                     !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
         return;
-    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows) * (unsigned)kv->kv_heads;
-    dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+    unsigned q_tiles = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows), blocks = (pair ? (q_tiles + 1) & ~1u : q_tiles) * (unsigned)kv->kv_heads;
+    if (canvas)
+        dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256_canvas, blocks, 1, DGC_FLASH_CANVAS_SHARED, &t);
+    else
+        dgc_launch_flash_sm90(be, pair ? DGC_K_flash_sm90_512_pair : hd == 512 ? DGC_K_flash_sm90_512 : DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
 }
 
 #define HEAD_ROWS 256 /* of one launch */

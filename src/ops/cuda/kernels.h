@@ -423,8 +423,11 @@ struct dgc_flash_sm90_args {
     int32_t deep;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
+#define DGC_FLASH_ROWS_CANVAS 64 /* of flash_sm90_256_canvas, which needs no parts */
 #define DGC_FLASH_STAGES 5
+#define DGC_FLASH_STAGES_CANVAS 3 /* of each warpgroup's ring */
 #define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
+#define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * DGC_FLASH_STAGES_CANVAS * (32768 + 16))
 
 struct dgc_flash_join_args {
     const float *part, *stat;
@@ -533,8 +536,8 @@ struct dgc_top_attention_args {
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_256_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_512_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)
+    K(flash_sm90_512_pair, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

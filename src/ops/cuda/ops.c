@@ -191,8 +191,8 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     struct dg_cuda *cu = dg_cuda_of(be);
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
-    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
-    int32_t split = flash_split(cu, batch, kv), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
+    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y), canvas = hopper && dg_cuda_hopper_canvas(cu, batch, kv);
+    int32_t split = flash_split(cu, batch, kv), splits = canvas ? 1 : flash_splits(batch, kv, split), group = heads / kv->kv_heads;
     int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
     int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
     if (chunk < 1) {
@@ -206,7 +206,7 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
         if (hopper)
-            dg_cuda_hopper_flash(be, &a);
+            dg_cuda_hopper_flash(be, &a, canvas);
         else
             dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
                              DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);

@@ -144,7 +144,9 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
 bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y);
-void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
+/* Whether the rows of a canvas take the kernel that needs no parts. */
+bool dg_cuda_hopper_canvas(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv);
+void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a, bool canvas);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down, struct dg_plane *y);
 
