@@ -218,11 +218,10 @@ static void denoise(void *ctx) {
     f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
 }
 
-/* Everything the launches of a denoise pass depend on. */
+/* Everything that a denoise pass asks of its ops, but for what struct dg_replay has beside the key. */
 struct denoise_key {
     const struct dg_planes *planes;
     const struct dg_kv *kv;
-    int64_t pos0, ring_from;
     int32_t n, topk, sc, sparse;
 };
 
@@ -232,7 +231,7 @@ static void run_denoise(struct denoise *s) {
         denoise(s);
         return;
     }
-    struct denoise_key key = {f->p, f->kv, f->batch.pos0, f->batch.ring_from, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
+    struct denoise_key key = {f->p, f->kv, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
     struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t};
     f->op->replay(f->be, &r, denoise, s);
 }

@@ -130,7 +130,8 @@ enum dg_branch {
     DG_BRANCH_JOIN  /* what comes after both, and sees both */
 };
 
-/* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
+/* A pass that is run again and again. Passes of one key call the same ops with the same arguments but for what the other fields hold: where in the
+ * sequence the pass stands, which ops find in their struct dg_batch, and its temperatures. */
 struct dg_replay {
     const void *key;
     size_t key_bytes;
@@ -215,8 +216,8 @@ struct dg_ops {
      * NULL they run one after the other, to the same bits. Neither branch writes or frees memory through this table. */
     void (*branch)(struct dg_backend *be, enum dg_branch b);
 
-    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may keep what they launch and, at the next
-     * call with the same key, launch that instead of calling run. It forgets it when memory is freed. */
+    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may call run once more to keep what the ops
+     * launch, and at a later call with the same key launch that instead of calling run. It forgets what it keeps when memory is freed. */
     void (*replay)(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 };
 

@@ -162,11 +162,11 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
 #define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
 
 /* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
-static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv) {
-    int32_t wanted = kv->window ? cu->tune.split : cu->tune.split_full;
+static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, int32_t window) {
+    int32_t wanted = window ? cu->tune.split : cu->tune.split_full;
     if (wanted)
         return wanted;
-    if (kv->window)
+    if (window)
         return DGC_SPLIT_SLIDING;
     return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
 }
@@ -179,55 +179,73 @@ static size_t flash_splits_most(int64_t ctx) {
     return (size_t)(n > denoise ? n : denoise);
 }
 
-static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *kv, int32_t split) {
+static int32_t flash_splits(const struct dg_batch *b, int32_t window, int32_t split) {
+    const struct dg_kv_layer kv = {.window = window};
     int64_t lo, hi, last_hi;
-    dg_batch_visible(b, kv, 0, &lo, &hi);
-    dg_batch_visible(b, kv, b->n - 1, &hi, &last_hi);
+    dg_batch_visible(b, &kv, 0, &lo, &hi);
+    dg_batch_visible(b, &kv, b->n - 1, &hi, &last_hi);
     return (int32_t)((last_hi - 1) / split - lo / split + 1);
 }
 
-static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
+#define TOP_KEYS 1024 /* rows of scores are whole numbers of so many, so that a recorded pass serves for a while */
+
+struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct dg_cuda_attention *a) {
+    struct dg_cuda_cut c = {0, 0, 1, FLASH_CHUNK};
+    if (a->how == DG_CUDA_ATTENDS_TOP) {
+        int64_t end = a->batch.pos0 + a->batch.n, whole = (end + TOP_KEYS - 1) / TOP_KEYS * TOP_KEYS;
+        c.keys = whole <= cu->cap.ctx ? whole : end <= cu->cap.ctx ? cu->cap.ctx : end;
+        c.chunk = (int32_t)((int64_t)(cu->s.score_floats / (size_t)a->heads) / c.keys);
+    } else if (a->how == DG_CUDA_ATTENDS_FLASH) {
+        c.split = flash_split(cu, &a->batch, a->window);
+        c.splits = flash_splits(&a->batch, a->window, c.split);
+        int64_t fit = c.splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)c.splits * (size_t)a->heads)) : FLASH_CHUNK;
+        c.chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
+    }
+    return c;
+}
+
+static void flash(struct dg_backend *be, const struct dg_plane *q, const struct dg_cuda_attention *at, const struct dg_kv_layer *kv, bool hopper,
                   struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
-    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y), canvas = hopper && dg_cuda_hopper_canvas(cu, batch, kv);
-    int32_t split = flash_split(cu, batch, kv), splits = canvas ? 1 : flash_splits(batch, kv, split), group = heads / kv->kv_heads;
-    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
-    int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
-    if (chunk < 1) {
+    const struct dg_batch *batch = &at->batch;
+    int32_t splits = at->cut.splits, group = at->heads / kv->kv_heads;
+    if (at->cut.chunk < 1) {
         dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
         return;
     }
-    for (int32_t row = 0; row < batch->n; row += chunk) {
-        int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
+    for (int32_t row = 0; row < batch->n; row += at->cut.chunk) {
+        int32_t n = batch->n - row < at->cut.chunk ? batch->n - row : at->cut.chunk;
         struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
-                                   n, heads, batch->causal, split, splits, row};
+                                   n, at->heads, batch->causal, at->cut.split, splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
         if (hopper)
-            dg_cuda_hopper_flash(be, &a, canvas);
+            dg_cuda_hopper_flash(be, &a, at->how == DG_CUDA_ATTENDS_CANVAS);
         else
             dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
                              DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);
         if (splits > 1) {
-            struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
-            dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * heads), 1, 0, &j);
+            struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, at->heads, kv->hd, splits};
+            dgc_launch_flash_join(be, DGC_K_flash_join, (unsigned)(n * at->heads), 1, 0, &j);
         }
     }
 }
 
 /* Full layers that attend to the highest scores alone: all scores of as many rows as the scratch holds, then the choice and the sums. */
-static void top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
-                          const struct dg_kv_layer *kv, struct dg_plane *y) {
+static void top_attention(struct dg_backend *be, const struct dg_plane *q, const struct dg_cuda_attention *at, const struct dg_kv_layer *kv,
+                          struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t keys = batch->pos0 + batch->n, chunk = (int64_t)(cu->s.score_floats / (size_t)heads) / keys;
-    if (batch->topk > DGC_TOP_MAX || chunk < 1) {
+    const struct dg_batch *batch = &at->batch;
+    int64_t keys = at->cut.keys;
+    int32_t heads = at->heads;
+    if (batch->topk > DGC_TOP_MAX || at->cut.chunk < 1) {
         dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");
         return;
     }
     for (int32_t row = 0, n; row < batch->n; row += n) {
-        n = batch->n - row < chunk ? batch->n - row : (int32_t)chunk;
+        n = batch->n - row < at->cut.chunk ? batch->n - row : at->cut.chunk;
         struct dgc_scores_args s = {dg_cuda_plane(q), kv_of(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
         s.q.p = (char *)s.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
@@ -242,11 +260,19 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
                          const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, batch->n, heads, batch->causal};
-    dg_cuda_want_batch(be, batch);
+    struct dg_cuda_attention at = {.heads = heads, .window = kv->window, .batch = *batch};
+    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
     if (!kv->window && batch->topk != 0)
-        top_attention(be, q, heads, batch, kv, y);
+        at.how = DG_CUDA_ATTENDS_TOP;
     else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
-        flash(be, q, heads, batch, kv, y);
+        at.how = hopper && dg_cuda_hopper_canvas(cu, batch, kv) ? DG_CUDA_ATTENDS_CANVAS : DG_CUDA_ATTENDS_FLASH;
+    at.cut = dg_cuda_attention_cut(cu, &at);
+    dg_cuda_note_attention(cu, &at);
+    dg_cuda_want_batch(be, batch);
+    if (at.how == DG_CUDA_ATTENDS_TOP)
+        top_attention(be, q, &at, kv, y);
+    else if (at.how != DG_CUDA_ATTENDS_PLAIN)
+        flash(be, q, &at, kv, hopper, y);
     else
         dgc_launch_attention(be, DGC_K_attention, tiles((int64_t)batch->n * heads, 4), 1, 0, &a);
 }
@@ -397,6 +423,9 @@ static int32_t widest_head(const struct dg_config *c) {
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dg_reserve c = cu->cap;
+    if (want->rows <= c.rows && want->ctx <= c.ctx && want->topk <= c.topk && want->experts <= c.experts && want->moe <= c.moe &&
+        want->hidden <= c.hidden)
+        return DG_OK; /* what is recorded of other sessions stays */
 #define GROW(f) c.f = want->f > c.f ? want->f : c.f
     GROW(rows);
     GROW(ctx);

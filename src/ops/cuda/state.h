@@ -12,6 +12,8 @@
 #define DG_CUDA_STAGES 2
 #define DG_CUDA_HD_MAX 512
 #define DG_CUDA_KEY_MAX 128
+#define DG_CUDA_RECORDINGS 6 /* a block's first step and its others, while attention is cut in three ways */
+#define DG_CUDA_ATTENTIONS 4 /* of different kinds in one pass */
 
 enum dg_cuda_kernel {
 #define K(name, kind, file, threads, shared) DGC_K_##name,
@@ -28,6 +30,33 @@ enum dg_cuda_kind {
 struct dg_cuda_alloc {
     dg_cu_ptr p;
     size_t bytes;
+};
+
+/* How the rows of an attention are cut: all that its launches take from the positions of the batch. */
+struct dg_cuda_cut {
+    int64_t keys;         /* a row's scores, in top-k attention */
+    int32_t split, splits; /* keys of a part of a row, and parts */
+    int32_t chunk;        /* rows of a launch; < 1: they do not fit the scratch */
+};
+
+enum dg_cuda_attends { DG_CUDA_ATTENDS_PLAIN, DG_CUDA_ATTENDS_FLASH, DG_CUDA_ATTENDS_CANVAS, DG_CUDA_ATTENDS_TOP };
+
+/* What the cut follows from, and the cut. */
+struct dg_cuda_attention {
+    enum dg_cuda_attends how;
+    int32_t heads, window;
+    struct dg_batch batch;
+    struct dg_cuda_cut cut;
+};
+
+/* A pass that was recorded. It serves every pass of its key whose attention is cut alike: all else that changes comes from the device's record. */
+struct dg_cuda_recording {
+    unsigned char key[DG_CUDA_KEY_MAX];
+    size_t key_bytes;
+    uint64_t used; /* when, by dg_cuda.replays; 0: never */
+    struct dg_cuda_graph *graph;
+    int n_attention; /* more than there is room for: the recording serves nothing */
+    struct dg_cuda_attention attention[DG_CUDA_ATTENTIONS];
 };
 
 struct dg_cuda {
@@ -70,11 +99,9 @@ struct dg_cuda {
     struct dgc_params *dev_params;
     bool params_known, capturing;
     dg_cu_event mark[DG_CUDA_MARKS];
-    struct { /* the pass run last, and its recording once it was run twice */
-        unsigned char key[DG_CUDA_KEY_MAX];
-        size_t bytes;
-        struct dg_cuda_graph *graph;
-    } replay;
+    struct dg_cuda_recording recording[DG_CUDA_RECORDINGS];
+    struct dg_cuda_recording *noting; /* the one being made, or NULL */
+    uint64_t replays;
 
     struct dg_reserve cap;
     struct {
@@ -82,7 +109,7 @@ struct dg_cuda {
         void *h;          /* [pairs][moe] of the activation type */
         float *pair_y;    /* [pairs][hidden] */
         float *logits;    /* [rows][experts] */
-    float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
+        float *router_part; /* [rows][DGC_ROUTER_PARTS][DGC_ROUTER_EXPERTS] */
         int32_t *soft_ids, *soft_count;
         float *soft_w; /* their weights */
         uint16_t *soft_p; /* f16 probabilities of densely computed rows */
@@ -153,11 +180,16 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
 /* The op table's branch. */
 void dg_cuda_branch(struct dg_backend *be, enum dg_branch b);
 
-/* The op table's replay; and what forgets its recording. */
+/* How an attention is cut where its batch stands; and noting it in the recording that is being made. */
+struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct dg_cuda_attention *a);
+void dg_cuda_note_attention(struct dg_cuda *cu, const struct dg_cuda_attention *a);
+
+/* The op table's replay; and what forgets its recordings. */
 void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 void dg_cuda_replay_forget(struct dg_backend *be);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
+void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p);
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
 void dg_cuda_want_inv_t(struct dg_backend *be, float head);
 void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft);
