@@ -99,6 +99,7 @@ struct dg_row_stats {
     float *sum;     /* sum of exp(logit / T - max) */
     float *p_max;   /* largest probability */
     int32_t *argmax; /* ties: lowest id */
+    float *tile_max; /* largest logit of every ops->stats_tile ids, [rows][ceil(vocab / stats_tile)]; NULL: not wanted */
 };
 
 /* A row's experts: [rows][k] ids and weights in backend memory, strongest first. */
@@ -144,6 +145,7 @@ struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
+    int32_t stats_tile; /* ids of a tile whose largest logit the statistics may hold; 0: this backend has no use for them */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
     /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */

@@ -190,7 +190,7 @@ bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a,
             return true;
         dgc_launch_head_sm90(be, DGC_K_head_sm90, (unsigned)parts, 1, DGC_GEMM_SHARED(128, 256, 4), &h);
         struct dgc_head_stats_args t = {cu->s.head_part, cu->dev_params, s->entropy + row, s->max + row, s->sum + row, s->p_max + row,
-                                        s->argmax + row, parts};
+                                        s->argmax + row, parts, s->tile_max ? s->tile_max + (int64_t)row * parts : NULL};
         dgc_launch_head_stats(be, DGC_K_head_stats, (unsigned)n, 1, 0, &t);
     }
     return true;

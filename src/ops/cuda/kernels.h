@@ -32,6 +32,8 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_ROUTER_ROWS 32     /* rows of a block, */
 #define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a block */
 #define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_SOFT_FEW 64      /* survivors of a row that one block gathers */
+#define DGC_STATS_TILE 128   /* ids of a tile whose largest logit is kept beside the row statistics */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
 #define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
 #define DGC_SOFT_PARTS_SM90 6 /* ranges of ids of the dense one on Hopper */
@@ -255,6 +257,7 @@ struct dgc_head_stats_args {
     float *entropy, *max, *sum, *p_max;
     int32_t *argmax;
     int32_t tiles;
+    float *tile_max; /* [rows][tiles], or NULL */
 };
 
 /* The Hopper expert kernels (experts_sm90a.cu). */
@@ -321,6 +324,7 @@ struct dgc_row_stats_args {
     const struct dgc_params *prm;
     float *entropy, *max, *sum, *p_max;
     int32_t *argmax;
+    float *tile_max; /* [rows][ceil(vocab / DGC_STATS_TILE)], or NULL */
 };
 
 /* Dense soft embedding in f32. Grid: column tiles x row tiles. sparse: ids below the cut count as zero, and only rows whose count is over
@@ -348,16 +352,20 @@ struct dgc_soft_pick_args {
     float *p;     /* likewise */
     int32_t *count;
     int32_t vocab;
+    const float *tile_max; /* of the statistics, or NULL */
 };
-#define DGC_SOFT_PICK_SHARED (32 * DGC_SOFT_LIST * 2)
+#define DGC_SOFT_PICK_SHARED ((1 << 21) / DGC_STATS_TILE * 2)
 
-/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list. Grid: ranges x rows. */
+/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list; or y of a row with few survivors. Grid: rows x ranges. */
 struct dgc_soft_gather_args {
     const int32_t *ids;
     const float *p;
     const int32_t *count;
     struct dgc_mat e;
     float *part;
+    const float *sum;
+    float scale;
+    struct dgc_plane y;
 };
 
 /* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary.

@@ -325,7 +325,7 @@ static void op_experts(struct dg_backend *be, const struct dg_plane *x, const st
 
 static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
     struct dgc_row_stats_args a = {logits->data, logits->ld, logits->cols, dg_cuda_of(be)->dev_params, s->entropy, s->max, s->sum, s->p_max,
-                                   s->argmax};
+                                   s->argmax, s->tile_max};
     dg_cuda_want_inv_t(be, inv_t);
     dgc_launch_row_stats(be, DGC_K_row_stats, (unsigned)logits->rows, 1, 0, &a);
 }
@@ -356,10 +356,11 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
     dg_cuda_want_inv_t_soft(be, inv_t);
     int32_t dense_parts = DGC_SOFT_PARTS;
     if (sparse) {
-        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n};
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n,
+                                           st->tile_max};
         dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, DGC_SOFT_PICK_SHARED, &pick);
-        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part};
-        dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
+        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part, st->sum, scale, to};
+        dgc_launch_soft_gather(be, DGC_K_soft_gather, rows, DGC_SOFT_PARTS, 0, &g);
     }
     if (mma) {
         struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
@@ -378,6 +379,7 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
 }
 
 void dg_cuda_fill_ops(struct dg_ops *o) {
+    o->stats_tile = DGC_STATS_TILE;
     o->alloc = dg_cuda_alloc;
     o->free = dg_cuda_free;
     o->write = dg_cuda_write;

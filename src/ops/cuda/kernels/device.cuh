@@ -191,6 +191,13 @@ DGC_FN void dgc_visible(const struct dgc_params *prm, int causal, int window, in
     *lo = first > 0 ? first : 0;
 }
 
+/* Floats as integers of the same order, and back. The zeros count as equal; NaN is above or below all else. */
+DGC_FN uint32_t dgc_key_of(float v) {
+    uint32_t u = __float_as_uint(v + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+DGC_FN float dgc_of_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
+
 DGC_FN float dgc_warp_sum(float v) {
 #pragma unroll
     for (int s = 16; s; s >>= 1)
