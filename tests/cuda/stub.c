@@ -461,6 +461,11 @@ FN(cuGraphLaunch, const struct graph *x, void *s) {
         run_launch(&x->launch[i]);
     return 0;
 }
+FN(cuGraphUpload, const struct graph *x, void *s) {
+    (void)s;
+    PLANNED();
+    return x->n > 0 ? 0 : 1;
+}
 FN(cuGraphDestroy, struct graph *g) { return graph_drop(g); }
 FN(cuTensorMapEncodeTiled, void *map, int type, unsigned rank, void *p, const uint64_t *dims, const uint64_t *strides, const uint32_t *box,
    const uint32_t *step, int interleave, int swizzle, int promotion, int fill) {

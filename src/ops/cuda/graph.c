@@ -111,7 +111,10 @@ static enum dg_status record(struct dg_backend *be, const struct dg_replay *r, v
     cu->noting = rec;
     run(ctx);
     cu->noting = NULL;
-    return dg_cuda_graph_end(be, &rec->graph, err);
+    DG_TRY(dg_cuda_graph_end(be, &rec->graph, err));
+    if (cu->d.graph_upload)
+        dg_cuda_ok(be, cu->d.graph_upload(rec->graph->exec, cu->stream), "bringing a graph to the device");
+    return dg_backend_status(be, err);
 }
 
 void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx) {
