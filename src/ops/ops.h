@@ -174,6 +174,12 @@ struct dg_ops {
     void (*norm_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
                        const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n);
 
+    /* NULL, or norm_chain whose b is what the experts op before it, called with y NULL for this routing, has left to be summed. b is an f32 plane
+     * that may be written to. The same bits as experts with y = b and norm_chain. Without it experts always has a y. */
+    void (*sum_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_routing *routing, struct dg_plane *b,
+                      const struct dg_vec *wb, const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs,
+                      int n);
+
     /* y = a + b. y may be either. */
     void (*add)(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y);
 
@@ -198,7 +204,8 @@ struct dg_ops {
     void (*router)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                    struct dg_routing *out);
 
-    /* y[m] = sum over the row's experts, strongest first, of weight * down_e(gelu_tanh(gate_e x) * up_e x). y: f32. */
+    /* y[m] = sum over the row's experts, strongest first, of weight * down_e(gelu_tanh(gate_e x) * up_e x). y: f32; NULL leaves the sum to
+     * sum_chain. */
     void (*experts)(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                     const struct dg_stack *down, struct dg_plane *y);
 

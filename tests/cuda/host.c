@@ -278,7 +278,8 @@ static void recordings(void) {
 static void failing_turn(void) {
     static const char *const calls[] = {"cuLaunchKernel:30:700",      "cuMemAlloc_v2:20:2",      "cuMemcpyDtoHAsync_v2:2:700",
                                         "cuStreamSynchronize:1:700", "cuStreamWaitEvent:7:700", "cuStreamWaitEvent:8:700",
-                                        "cuStreamBeginCapture_v2:1:700", "cuStreamEndCapture:2:700", "cuGraphInstantiateWithFlags:2:700", "cuGraphUpload:2:700"};
+                                        "cuStreamBeginCapture_v2:1:700", "cuStreamEndCapture:2:700", "cuGraphInstantiateWithFlags:2:700",
+                                        "cuGraphUpload:2:700"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         struct dg_error err = {0};
         struct dg_backend *be = NULL;

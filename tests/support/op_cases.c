@@ -573,6 +573,35 @@ static void case_router(struct op_run *r) {
 }
 
 /* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none. */
+/* experts whose sum is left to sum_chain, against experts with a norm_chain behind. */
+static void sum_chain_is(struct op_run *r, const struct dg_plane *x, const struct dg_routing *route, const struct dg_stack *gu,
+                         const struct dg_stack *dn) {
+    const struct dg_ops *op = r->c->be->ops;
+    int n = x->rows, k = dn->n;
+    r->rows_at = OP_ROWS_WHOLE;
+    struct op_plane a[2], res[2], out[2], sum = op_output(r, n, k, DG_F32);
+    struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy = op_vec(r, k, 1);
+    for (int i = 0; i < 2; i++) {
+        a[i] = op_output(r, n, k, op->act);
+        res[i] = op_output(r, n, k, op->act);
+        out[i] = op_output(r, n, k, op->act);
+        op->rms_norm(r->c->be, x, &wa.v, 2, 1e-6f, &a[i].p);
+        op->rms_norm(r->c->be, x, &wb.v, 3, 1e-6f, &res[i].p);
+        const struct dg_norm_out outs = {&wy.v, 0.5f, &out[i].p};
+        op->experts(r->c->be, x, route, gu, dn, i ? NULL : &sum.p);
+        if (i) {
+            op->sum_chain(r->c->be, &a[i].p, &wa.v, route, &sum.p, &wb.v, &w.v, 1e-6f, 0.75f, &res[i].p, &outs, 1);
+        } else {
+            op->norm_chain(r->c->be, &a[i].p, &wa.v, &sum.p, &wb.v, &w.v, 1e-6f, 0.75f, &res[i].p, &outs, 1);
+        }
+        op_fetch(r, &res[i]);
+        op_fetch(r, &out[i]);
+    }
+    op_expect_same(r, &res[0], 0, &res[1], 0, n);
+    op_expect_same(r, &out[0], 0, &out[1], 0, n);
+    r->rows_at = OP_ROWS_ANY;
+}
+
 static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, bool lopsided) {
     struct dg_backend *be = r->c->be;
     weights_are(r, fmt);
@@ -599,6 +628,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     struct dg_routing route = {op_upload(r, id, pairs * 4), op_upload(r, wt, pairs * 4), topk};
     be->ops->experts(be, &x.p, &route, &gu.s, &dn.s, &y.p);
     op_fetch(r, &y);
+    if (be->ops->sum_chain)
+        sum_chain_is(r, &x.p, &route, &gu.s, &dn.s);
     double *h = op_memory(r, (size_t)moe * sizeof *h), *bh = op_memory(r, (size_t)moe * sizeof *bh);
     double *want = op_memory(r, (size_t)hidden * sizeof *want), *bound = op_memory(r, (size_t)hidden * sizeof *bound);
     for (int i = 0; i < m; i++) {

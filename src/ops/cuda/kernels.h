@@ -120,12 +120,16 @@ struct dgc_norm_pair_args {
 #define DGC_NORM_THREADS 384
 #define DGC_NORM_COLS 8192 /* most columns of norm_chain_wide; norm_chain: 8 a thread */
 /* What lies between two blocks of a layer (ops.h, norm_chain). All rows begin at multiples of 16 bytes, 8 | cols; no weight is NULL. b.p may
- * be NULL. One block a row. */
+ * be NULL. norm_chain_sum makes b as moe_sum does, of d [rows * topk][cols] at a multiple of 128 bytes, which is undefined afterwards; 32 | cols. One
+ * block a row. */
 struct dgc_norm_chain_args {
     struct dgc_plane a, b, x, y[DGC_NORM_OUTS];
     const float *wa, *wb, *w, *wy[DGC_NORM_OUTS];
     float eps, scale, mul[DGC_NORM_OUTS];
     int32_t cols, n;
+    float *d;
+    const float *pair_weight;
+    int32_t topk;
 };
 
 struct dgc_add_args {
@@ -481,6 +485,7 @@ struct dgc_top_attention_args {
     K(norm, norm, rows, DGC_NORM_THREADS, 0)                        \
     K(norm_pair, norm_pair, rows, DGC_NORM_THREADS, 0)              \
     K(norm_chain, norm_chain, rows, DGC_NORM_THREADS, 0)            \
+    K(norm_chain_sum, norm_chain, rows, DGC_NORM_THREADS, 0)        \
     K(norm_chain_wide, norm_chain, rows, DGC_NORM_THREADS, 0)       \
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \

@@ -46,8 +46,22 @@ static bool chains(const struct dgc_norm_chain_args *k, const struct dg_plane *a
     return can;
 }
 
-static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
-                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+/* y[m] = the sum over a row's experts of what experts_down or moe_down left. */
+static void sum_pairs(struct dg_backend *be, const struct dg_routing *routing, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if ((cu->hopper & DG_CUDA_H_EXPERTS) && y->cols % 32 == 0 && row_vectors(y)) {
+        struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, y->cols};
+        dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)y->rows, tiles(y->cols / 4, 352), 0, &s);
+    } else {
+        struct dgc_experts_sum_args s = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, y->cols};
+        dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(y->cols, 256), (unsigned)y->rows, 0, &s);
+    }
+}
+
+/* of: the routing of experts whose sum is b, or NULL: b is there, or itself NULL. */
+static void chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_routing *of, struct dg_plane *b,
+                  const struct dg_vec *wb, const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs,
+                  int n) {
     struct dgc_norm_chain_args k = {.a = dg_cuda_plane(a), .x = dg_cuda_plane(x), .wa = dg_cuda_vec(wa), .wb = dg_cuda_vec(wb),
                                     .w = dg_cuda_vec(w), .eps = eps, .scale = scale, .cols = a->cols, .n = n};
     if (b)
@@ -57,7 +71,17 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
         k.wy[i] = dg_cuda_vec(outs[i].w);
         k.mul[i] = outs[i].mul;
     }
-    if (chains(&k, a, b, x, outs, n)) {
+    bool can = chains(&k, a, b, x, outs, n);
+    if (can && of && a->cols <= 8 * DGC_NORM_THREADS && a->cols % 32 == 0) {
+        k.d = dg_cuda_of(be)->s.pair_y;
+        k.pair_weight = of->weight;
+        k.topk = of->k;
+        dgc_launch_norm_chain(be, DGC_K_norm_chain_sum, (unsigned)a->rows, 1, 0, &k);
+        return;
+    }
+    if (of)
+        sum_pairs(be, of, b);
+    if (can) {
         enum dg_cuda_kernel by = a->cols <= 8 * DGC_NORM_THREADS ? DGC_K_norm_chain : DGC_K_norm_chain_wide;
         dgc_launch_norm_chain(be, by, (unsigned)a->rows, 1, 0, &k);
         return;
@@ -67,6 +91,12 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
     op_norm_add(be, a, w, eps, x, scale, x);
     for (int i = 0; i < n; i++)
         op_rms_norm(be, x, outs[i].w, outs[i].mul, eps, outs[i].y);
+}
+
+static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+    struct dg_plane sum = b ? *b : (struct dg_plane){0};
+    chain(be, a, wa, NULL, b ? &sum : NULL, wb, w, eps, scale, x, outs, n);
 }
 
 static void op_add(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y) {
@@ -297,8 +327,11 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
 static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                        const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
+    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down)) {
+        if (y)
+            sum_pairs(be, routing, y);
         return;
+    }
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
     struct dgc_plane xp = dg_cuda_plane(x);
@@ -319,8 +352,8 @@ static void op_experts(struct dg_backend *be, const struct dg_plane *x, const st
     dgc_launch_experts_up(be, k_up, tiles(moe, mma ? DGC_MMA_COLS / 2 : DGC_TILE / 2), row_tiles, 0, &up);
     struct dgc_experts_down_args dn = {h, pair_y, dg_cuda_mat(&down0), dg_format_mat_bytes(down->fmt, down->n, down->k), cu->s.plan};
     dgc_launch_experts_down(be, k_down, tiles(down->n, mma ? DGC_MMA_COLS : DGC_TILE), row_tiles, 0, &dn);
-    struct dgc_experts_sum_args sum = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, down->n};
-    dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(down->n, 256), (unsigned)x->rows, 0, &sum);
+    if (y)
+        sum_pairs(be, routing, y);
 }
 
 static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
@@ -389,6 +422,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->norm_add = op_norm_add;
     o->norm_pair = op_norm_pair;
     o->norm_chain = op_norm_chain;
+    o->sum_chain = chain;
     o->add = op_add;
     o->linear = op_linear;
     o->qkv_store = op_qkv_store;

@@ -175,7 +175,7 @@ bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, 
 bool dg_cuda_hopper_canvas(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv);
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a, bool canvas);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                            const struct dg_stack *down, struct dg_plane *y);
+                            const struct dg_stack *down); /* all but the sum over a row's experts */
 
 /* The op table's branch. */
 void dg_cuda_branch(struct dg_backend *be, enum dg_branch b);
