@@ -20,11 +20,12 @@ endif
 
 # Flags of the instruction sets, by the last word of a file's name; what is another architecture's is left out of the build.
 ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-ISA_x86_64 := avx2 avx512 avx512bf16
+ISA_x86_64 := avx2 avx512 avx512bf16 amx
 ISA_aarch64 := neon neonbf16
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_amx := $(ISA_FLAGS_avx512bf16) -mamx-tile -mamx-bf16
 ISA_FLAGS_neon :=
 ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16
 ISA_ALL := $(ISA_x86_64) $(ISA_aarch64)
@@ -42,8 +43,7 @@ LIB_OBJ := $(LIB_SRC:%.c=$(B)/%.o)
 TEST_SRC := $(wildcard tests/unit/*.c tests/oracle/*.c tests/ops/*.c tests/fuzz/*.c)
 TEST_BIN := $(foreach t,$(TEST_SRC),$(B)/tests/$(basename $(notdir $(t))))
 SUPPORT_OBJ := $(patsubst %.c,$(B)/%.o,$(wildcard tests/support/*.c))
-# the yardstick of the products is built where its library is
-BENCH_SRC := $(filter-out $(if $(wildcard /usr/include/dnnl.h),,bench/onednn.c),$(wildcard bench/*.c))
+BENCH_SRC := $(wildcard bench/*.c)
 BENCH_BIN := $(foreach t,$(BENCH_SRC),$(B)/bench/$(basename $(notdir $(t))))
 
 # CUDA kernels. `make cuda` compiles them with nvcc, one fatbin a file, and from then on this build folder's binary carries them; without it the
@@ -59,7 +59,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-long test-sanitize emulated test-emulated bench clean help cuda cuda-kernels FORCE
+.PHONY: all tests test test-long test-sanitize emulated test-emulated bench bench-pack clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -69,6 +69,7 @@ help:
 	@echo "make test-sanitize  the same under the address and undefined-behaviour sanitizers"
 	@echo "make test-emulated  the CPU backend's op tests on other processors, under qemu-user"
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
+	@echo "make bench-pack   build/bench-pack.tar.gz: all of the CPU's figures on another machine, with one command"
 	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
 	@echo "make clean        remove build/"
 
@@ -125,7 +126,11 @@ $(B)/tests/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(SUPPORT_OBJ) $(B)/libdi
 endef
 $(foreach t,$(TEST_SRC),$(eval $(call TEST_RULE,$(t))))
 
-$(B)/bench/onednn: LDLIBS += -ldnnl
+# the yardstick of the products is built in where its library is
+YARD := $(if $(wildcard /usr/include/dnnl.h),onednn,no_yard)
+$(B)/bench/cpu: LDLIBS += $(if $(filter onednn,$(YARD)),-ldnnl -l:libgomp.so.1)
+$(B)/bench/%.o: CFLAGS_FILE := -Ibench
+$(B)/bench/cpu: $(B)/bench/support/$(YARD).o
 
 define BENCH_RULE
 $(B)/bench/$(basename $(notdir $(1))): $(B)/$(1:.c=.o) $(B)/libdiffgemma.a
@@ -151,7 +156,11 @@ $(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
-EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated
+# without sanitizers, which do not follow the emulator's stacks
+$(B)/tests/cuda_top_rows: tests/cuda/top_rows.c tests/cuda/emulate.c $(B)/tests/stub/k_topk.o
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -o $@ $^ -lm
+$(B)/tests/diffgemma_emulated: $(B)/src/cli/main.o
+EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated $(B)/tests/diffgemma_emulated
 $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
@@ -166,10 +175,10 @@ $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)
-EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
-$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h
+EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c src/ops/cpu/*_amx.c))
+$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h tests/cpu/emulate_amx.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_avx512.h"' -MMD -MP -c -o $@ $<
+	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_amx.h"' -MMD -MP -c -o $@ $<
 $(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -178,7 +187,7 @@ endif
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc $(B)/tests/cuda_top_rows
 
 test: tests
 	tests/run.sh $(B)
@@ -198,6 +207,18 @@ test-emulated: emulated
 
 bench: $(B)/diffgemma $(BENCH_BIN)
 	bench/run.sh $(B)
+
+# Programs, the libraries they need with their loader, the bundled model: runs wherever a kernel and a shell are.
+PACK := $(B)/bench-pack
+PACK_BIN := $(B)/diffgemma $(B)/bench/cpu $(B)/bench/cpu_attention $(B)/tests/cpu_ops
+bench-pack: $(PACK_BIN)
+	rm -rf $(PACK) && mkdir -p $(PACK)/bin $(PACK)/lib
+	strip -o $(PACK)/bin/diffgemma $(B)/diffgemma
+	for p in $(filter-out $(B)/diffgemma,$(PACK_BIN)); do strip -o $(PACK)/bin/$$(basename $$p) $$p; done
+	ldd $(PACK_BIN) | grep -o '/[^ :]*\.so[^ :]*' | sort -u | xargs cp -L -t $(PACK)/lib
+	cp -r models/mini $(PACK)/mini
+	cp bench/machine.sh $(PACK)
+	tar -C $(B) -czf $(PACK).tar.gz bench-pack && rm -rf $(PACK)
 
 clean:
 	rm -rf build

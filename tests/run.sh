@@ -4,13 +4,15 @@
 # What counts: every program BUILD/tests/*_test (cmocka, TAP output) and every script tests/cases/*.sh (prints TAP lines itself:
 # "ok - name", "not ok - name", "ok - name # SKIP reason"). A program that dies, prints no result or takes longer than DG_TEST_TIMEOUT
 # seconds (default 1200) is one failure. DG_TEST_JOBS run at a time (default: one a CPU, at most 4); a script with the line "# alone" is a
-# measure of time and waits until nothing else runs.
+# measure of time and waits until nothing else runs. The longest begin first (tests/order names them), so that all CPUs are busy to the end.
+# Each line ends with the seconds by the clock and, behind the comma, of the processors.
 # The last line is "N passed, N failed, N skipped"; failures and skips are named above it. Exit status 1 when anything failed.
 set -u
 
 if [ "${1:-}" = --one ]; then # NAME FILE: one test, its counts in $log/NAME.count
     name=$2 file=$3 log=$DG_BUILD/test-logs
     start=$(date +%s)
+    spent() { awk '{ print int(($16 + $17) / 100 + 0.5) }' /proc/$$/stat; } # by processes that have ended
     case $file in *.sh) set -- sh "$file" ;; *) set -- "$file" ;; esac
     timeout -k 10 "${DG_TEST_TIMEOUT:-1200}" "$@" >"$log/$name.out" 2>"$log/$name.err" </dev/null
     status=$?
@@ -25,7 +27,7 @@ if [ "${1:-}" = --one ]; then # NAME FILE: one test, its counts in $log/NAME.cou
         echo "$name: $why, $((p + s)) results before" >>"$log/$name.failed"
     fi
     {
-        printf '%-36s %4d passed, %d failed, %d skipped  (%d s)\n' "$name" "$p" "$f" "$s" $(($(date +%s) - start))
+        printf '%-36s %4d passed, %d failed, %d skipped  (%d s, %d)\n' "$name" "$p" "$f" "$s" $(($(date +%s) - start)) "$(spent)"
         if [ "$f" -gt 0 ]; then
             grep '^not ok' "$log/$name.out" | head -n 20
             tail -n 25 "$log/$name.err"
@@ -49,8 +51,8 @@ for v in $(env | sed -n 's/^\(DGQ_[A-Z0-9_]*\)=.*/\1/p'); do unset "$v"; done
 cpus=$(nproc)
 jobs=${DG_TEST_JOBS:-$((cpus < 4 ? cpus : 4))}
 
-# scripts first: they hold the long ones
-for t in tests/cases/*.sh "$build"/tests/*_test; do
+for t in $(for t in tests/cases/*.sh "$build"/tests/*_test; do echo "$(basename "$t" .sh) $t"; done |
+    awk 'NR == FNR { rank[$1] = NR; next } { print $1 in rank ? rank[$1] : 1000, $2 }' tests/order - | sort -s -n -k 1,1 | cut -d ' ' -f 2); do
     name=$(basename "$t" .sh)
     [ -f "$t" ] || continue
     case $name in *$pattern*) ;; *) continue ;; esac

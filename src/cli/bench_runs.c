@@ -13,6 +13,7 @@
 #define INV_T 1.25f
 #define LOOP_STEPS 8
 #define LONG_CTX 65536  /* a cache longer than this is filled in larger chunks, */
+#define TURN_PROMPT_MAX 2048 /* tokens of a given prompt */
 #define LONG_CHUNK 1024 /* of so many tokens */
 
 static enum dg_status no_memory(struct dg_error *err) { return DG_FAIL(err, DG_E_NOMEM, "not enough memory to measure with"); }
@@ -77,7 +78,7 @@ static enum dg_status run_loop(struct step *s, const char *name, double bytes, d
     return DG_OK;
 }
 
-/* A step from the canvas's own embedding, to compare kernels by; three times, so that the last is a recording where there are any. */
+/* A step from the canvas's own embedding, to compare kernels by; on a GPU three times, so that the last is a recording. */
 static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     struct dg_session *ss = s->b->s;
     FILE *f = s->b->o->out;
@@ -85,9 +86,10 @@ static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     float *first = dg_calloc(2 * n, sizeof *first), *last = first + n;
     int32_t *id = dg_calloc(n, sizeof *id);
     enum dg_status st = first && id ? DG_OK : no_memory(err);
-    for (int i = 0; i < 3 && st == DG_OK; i++)
+    int begin = s->b->cuda ? 0 : 1;
+    for (int i = begin; i < 3 && st == DG_OK; i++)
         if ((st = denoise(s, DG_SC_SEED, err)) == DG_OK)
-            ss->be->ops->read(ss->be, i ? last : first, ss->planes->stats.entropy, n * sizeof *first);
+            ss->be->ops->read(ss->be, i > begin ? last : first, ss->planes->stats.entropy, n * sizeof *first);
     if (st == DG_OK) {
         double sum = 0;
         ss->be->ops->read(ss->be, id, ss->planes->stats.argmax, n * sizeof *id);
@@ -137,7 +139,7 @@ static enum dg_status head_ops(struct step *s, double logits, double embed, doub
     dg_bench_row(s->b, "head_and_stats", 1, &t, embed + logits, product);
     DG_TRY(dg_bench_time(s->b, run_stats, s, &t, err));
     dg_bench_row(s->b, "row_stats", 1, &t, logits, 0);
-    for (int exact = 0; exact < 2; exact++) {
+    for (int exact = 0; exact < (s->b->o->brief ? 1 : 2); exact++) {
         s->sparse = !exact;
         DG_TRY(dg_bench_time(s->b, run_soft, s, &t, err));
         dg_bench_row(s->b, exact ? "soft_exact" : "soft_sparse", 1, &t, exact ? embed + logits : logits, exact ? product : 0);
@@ -153,12 +155,13 @@ static enum dg_status whole_steps(struct step *s, double logits, double embed, d
     struct dg_bench_times t;
     c.bytes += embed + 2 * logits + dg_bench_mat_bytes(&m->sc.gate) + dg_bench_mat_bytes(&m->sc.up) + dg_bench_mat_bytes(&m->sc.down);
     c.flops += product + 6.0 * s->rows * b->s->cfg->inter * b->s->cfg->hidden;
-    for (int sparse = 1; sparse >= 0; sparse--) {
+    for (int sparse = 1; sparse >= b->o->brief; sparse--) {
         double bytes = c.bytes + (sparse ? 0 : embed), flops = c.flops + (sparse ? 0 : product);
         s->sparse = b->s->opts.sc_sparse = sparse;
         DG_TRY(dg_bench_time(b, run_step, s, &t, err));
         dg_bench_row(b, step_names[sparse], 1, &t, bytes, flops);
-        DG_TRY(run_loop(s, loop_names[sparse], bytes, flops, err));
+        if (!b->o->brief)
+            DG_TRY(run_loop(s, loop_names[sparse], bytes, flops, err));
     }
     if (!b->cuda)
         return DG_OK;
@@ -199,12 +202,12 @@ static enum dg_status measure_step(struct step *s, struct dg_error *err) {
 
 enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
+    DG_TRY(dg_bench_open(b, o->ctx, 0, err));
     const struct dg_config *c = &b->r.be->model->cfg;
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
     if (s.rows > c->canvas)
         return DG_FAIL(err, DG_E_ARG, "--rows %d: a canvas of this model has %d positions", s.rows, c->canvas);
-    DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX ? LONG_CHUNK : 0, err));
+    DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX && !b->r.be->ops->chunk ? LONG_CHUNK : 0, err));
     int32_t *ids = dg_bench_ids(b, o->ctx + s.rows);
     s.canvas = ids ? ids + o->ctx : NULL;
     enum dg_status st = ids ? dg_session_extend(b->s, ids, (size_t)o->ctx, NULL, NULL, err) : no_memory(err);
@@ -222,10 +225,22 @@ struct prefill {
     int64_t n;
 };
 
-static enum dg_status run_prefill(void *ctx, struct dg_error *err) {
-    const struct prefill *p = ctx;
-    DG_TRY(dg_session_rewind(p->s, 0, NULL, NULL, err));
-    return dg_session_extend(p->s, p->ids, (size_t)p->n, NULL, NULL, err);
+/* The whole prompt from position 0 by the clock: the host's work and whatever it makes the device wait for are in it. */
+static enum dg_status time_prefill(struct dg_bench_rig *b, const struct prefill *p, struct dg_bench_times *t, struct dg_error *err) {
+    double ms[DG_BENCH_REPEATS_MAX];
+    int32_t last;
+    for (int i = -1; i < (int)b->o->repeat; i++) {
+        DG_TRY(dg_session_rewind(p->s, 0, NULL, NULL, err));
+        b->r.be->ops->read(b->r.be, &last, p->s->planes->ids, sizeof last); /* waits for what is on its way */
+        double start = dg_now();
+        DG_TRY(dg_session_extend(p->s, p->ids, (size_t)p->n, NULL, NULL, err));
+        b->r.be->ops->read(b->r.be, &last, p->s->planes->ids, sizeof last);
+        if (i >= 0)
+            ms[i] = (dg_now() - start) * 1e3;
+        DG_TRY(dg_backend_status(b->r.be, err));
+    }
+    *t = dg_bench_spread(ms, (size_t)b->o->repeat);
+    return DG_OK;
 }
 
 static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p, int32_t chunk, struct dg_error *err) {
@@ -238,10 +253,10 @@ static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p,
         sum.bytes += one.bytes;
         sum.flops += one.flops;
     }
-    DG_TRY(dg_bench_time(b, run_prefill, p, &t, err));
-    if (!b->o->no_ops) { /* of the last whole chunk, whose rotation tables the planes may hold no more: values do not matter here */
+    DG_TRY(time_prefill(b, p, &t, err));
+    if (!b->o->no_ops) { /* of a whole chunk at the end, whose rotation tables the planes may not hold: values do not matter here */
         batch.n = batch.n_live = chunk;
-        batch.pos0 = p->n / chunk * chunk - chunk;
+        batch.pos0 = p->n - chunk;
         DG_TRY(dg_bench_layers(b, &batch, err));
     }
     dg_bench_row(b, "prefill", p->n, &t, sum.bytes, sum.flops);
@@ -250,11 +265,9 @@ static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p,
 
 enum dg_status dg_bench_prefill(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
-    const struct dg_config *c = &b->r.be->model->cfg;
-    int32_t chunk = o->rows ? (int32_t)o->rows : c->canvas > 256 ? c->canvas : 256;
-    chunk = chunk > o->tokens ? (int32_t)o->tokens : chunk;
-    DG_TRY(dg_bench_session(b, o->tokens, chunk, err));
+    DG_TRY(dg_bench_open(b, o->tokens, o->rows, err));
+    DG_TRY(dg_bench_session(b, o->tokens, o->rows, err));
+    int32_t chunk = b->s->opts.chunk > o->tokens ? (int32_t)o->tokens : b->s->opts.chunk;
     int32_t *ids = dg_bench_ids(b, o->tokens);
     struct prefill p = {b->s, ids, o->tokens};
     enum dg_status st = ids ? measure_prefill(b, &p, chunk, err) : no_memory(err);
@@ -432,12 +445,16 @@ static enum dg_status measure_turn(struct turn *t, struct dg_error *err) {
 }
 
 enum dg_status dg_bench_turn(struct dg_bench_rig *b, struct dg_error *err) {
+    const struct dg_bench_opts *o = b->o;
     struct turn t = {.b = b};
-    DG_TRY(dg_bench_open(b, err));
+    int64_t room = o->synth ? o->tokens : TURN_PROMPT_MAX;
+    DG_TRY(dg_bench_open(b, room, 0, err));
     dg_ids_init(&t.prompt);
     enum dg_status st = turn_input(&t, err);
+    if (st == DG_OK && (int64_t)t.prompt.n > room)
+        st = DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens; a turn is measured with up to %lld", t.prompt.n, (long long)room);
     if (st == DG_OK)
-        st = dg_bench_session(b, (int64_t)t.prompt.n + 8 * (int64_t)b->r.be->model->cfg.canvas, 0, err);
+        st = dg_bench_session(b, (int64_t)t.prompt.n + DG_BENCH_TURN_CANVASES * (int64_t)b->r.be->model->cfg.canvas, 0, err);
     if (st == DG_OK)
         st = measure_turn(&t, err);
     dg_ids_deinit(&t.prompt);

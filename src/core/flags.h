@@ -14,6 +14,7 @@
 #define DG_FLAGS_TEXT_MAX 4096    /* bytes of a string value */
 #define DG_FLAGS_REPORT_MAX 16384 /* bytes of an error that names every offender */
 
+enum dg_fast_prefill { DG_FAST_PREFILL_UNSET = 0, DG_FAST_PREFILL_AUTO, DG_FAST_PREFILL_0, DG_FAST_PREFILL_1 };
 enum dg_first_step { DG_FIRST_STEP_SEED = 0, DG_FIRST_STEP_NONE };
 
 /* Values. Strings are owned by the record, NULL when unset. */
@@ -23,9 +24,12 @@ struct dg_flags {
     int32_t attn_topk_k;
     int32_t kv_ring; /* a power of two */
     bool kv_q8;
+    int32_t fast_prefill; /* enum dg_fast_prefill */
+    int32_t fast_prefill_max;
     bool kv_reuse;
     /* self-conditioning */
     bool sc_sparse;
+    bool check_logits;
     int32_t first_step_sc; /* enum dg_first_step */
     /* sampler */
     bool denoiser_argmax, freeze, reference_stops;

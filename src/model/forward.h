@@ -38,7 +38,7 @@ struct dg_planes {
     struct dg_plane qkv, att; /* widest layer's */
     struct dg_plane ff;     /* [rows][inter] */
     struct dg_plane moe;    /* f32 [rows][hidden] */
-    struct dg_plane logits; /* f32 [canvas][vocab] */
+    struct dg_plane logits; /* f32 [canvas][vocab]; planes for prefill have none */
     struct dg_row_stats stats; /* DG_STATS_READ of them lie in one block, in this order: entropy, p_max, argmax, max; cfg.canvas of each */
     float stats_inv_t;      /* 1/T the statistics were taken at */
     struct dg_routing routing;
@@ -56,8 +56,11 @@ struct dg_planes {
 /* rows: most rows of a call, at least cfg.canvas. Owner: the caller. Errors: DG_E_NOMEM, DG_E_UNSUPPORTED (layers of one kind with
  * different head dimensions). */
 enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
-/* Bytes of backend memory dg_planes_init would take, but for some kilobytes. */
+/* The same for dg_forward_prefill alone: without logits. */
+enum dg_status dg_planes_init_prefill(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
+/* Bytes of backend memory dg_planes_init would take; and dg_planes_init_prefill with planes of type act. */
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows);
+size_t dg_planes_bytes_prefill(const struct dg_backend *be, enum dg_dtype act, int32_t rows);
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be);
 
 /* Causal pass of n tokens (host memory, 1 <= n <= planes->rows, in the vocabulary) at position kv->len; writes their KV and advances

@@ -38,16 +38,28 @@ static void widest(const struct dg_model *m, int32_t *qkv, int32_t *att) {
     }
 }
 
-size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {
+size_t dg_planes_bytes_prefill(const struct dg_backend *be, enum dg_dtype type, int32_t rows) {
     const struct dg_config *c = &be->model->cfg;
     int32_t qkv, att;
     widest(be->model, &qkv, &att);
-    size_t act = 3 * (size_t)c->hidden + (size_t)qkv + (size_t)att + (size_t)c->inter;
-    return (size_t)rows * (act * dg_dtype_bytes(be->ops->act) + (size_t)c->hidden * sizeof(float)) +
-           (size_t)c->canvas * (size_t)c->vocab * sizeof(float);
+    size_t act = 5 * (size_t)c->hidden + (size_t)qkv + (size_t)att + (size_t)c->inter, half[2] = {0, 0};
+    for (int32_t l = 0; l < c->layers; l++)
+        half[c->layer[l].full] = (size_t)c->layer[l].hd / 2;
+    size_t row = act * dg_dtype_bytes(type) + ((size_t)c->hidden + 2 * (half[0] + half[1])) * sizeof(float) +
+                 (size_t)c->topk * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t);
+    return (size_t)rows * row + (size_t)c->canvas * (4 * sizeof(float) + sizeof(int32_t));
 }
 
-static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+static size_t stats_tiles(const struct dg_backend *be) {
+    return be->ops->stats_tile ? ((size_t)be->model->cfg.vocab - 1) / (size_t)be->ops->stats_tile + 1 : 0;
+}
+
+size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {
+    const struct dg_config *c = &be->model->cfg;
+    return dg_planes_bytes_prefill(be, be->ops->act, rows) + (size_t)c->canvas * ((size_t)c->vocab + stats_tiles(be)) * sizeof(float);
+}
+
+static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, bool logits, struct dg_error *err) {
     const struct dg_config *c = &be->model->cfg;
     const struct dg_ops *op = be->ops;
     int32_t qkv, att;
@@ -61,14 +73,15 @@ static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int3
     p->att = dg_plane_alloc(be, op->act, rows, att);
     p->ff = dg_plane_alloc(be, op->act, rows, c->inter);
     p->moe = dg_plane_alloc(be, DG_F32, rows, c->hidden);
-    p->logits = dg_plane_alloc(be, DG_F32, c->canvas, c->vocab);
+    if (logits)
+        p->logits = dg_plane_alloc(be, DG_F32, c->canvas, c->vocab);
     size_t n = (size_t)c->canvas, pairs = (size_t)rows * (size_t)c->topk;
     float *stats = op->alloc(be, (DG_STATS_READ + 1) * n * sizeof *stats);
     if (stats)
         p->stats = (struct dg_row_stats){.entropy = stats, .p_max = stats + n, .argmax = (int32_t *)(stats + 2 * n), .max = stats + 3 * n,
                                          .sum = stats + DG_STATS_READ * n};
-    if (op->stats_tile)
-        p->stats.tile_max = op->alloc(be, n * (((size_t)c->vocab - 1) / (size_t)op->stats_tile + 1) * sizeof *stats);
+    if (logits && op->stats_tile)
+        p->stats.tile_max = op->alloc(be, n * stats_tiles(be) * sizeof *stats);
     p->routing.expert = op->alloc(be, pairs * sizeof(int32_t));
     p->routing.weight = op->alloc(be, pairs * sizeof(float));
     p->routing.k = c->topk;
@@ -86,16 +99,24 @@ static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int3
     return dg_backend_status(be, err);
 }
 
-enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+static enum dg_status init(struct dg_planes *p, struct dg_backend *be, int32_t rows, bool logits, struct dg_error *err) {
     memset(p, 0, sizeof *p);
     p->rows = rows;
     p->rope_pos0 = -1;
     enum dg_status st = frequencies(p, &be->model->cfg, err);
     if (st == DG_OK)
-        st = alloc_all(p, be, rows, err);
+        st = alloc_all(p, be, rows, logits, err);
     if (st != DG_OK)
         dg_planes_deinit(p, be);
     return st;
+}
+
+enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+    return init(p, be, rows, true, err);
+}
+
+enum dg_status dg_planes_init_prefill(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) {
+    return init(p, be, rows, false, err);
 }
 
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {

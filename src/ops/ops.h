@@ -146,6 +146,7 @@ struct dg_ops {
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
     int32_t stats_tile; /* ids of a tile whose largest logit the statistics may hold; 0: this backend has no use for them */
+    int32_t chunk;     /* rows of a prefill call it needs to be busy; 0 = any will do */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
     /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */
@@ -246,6 +247,9 @@ struct dg_backend {
     void *impl;              /* the backend's own state */
     enum dg_status (*reserve)(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err);
     void (*destroy)(struct dg_backend *be);
+    /* NULL, or makes a backend whose planes are of type `act` on the memory, weights and threads of this one, which must outlive it: a session
+     * may use both in turn on one KV cache. Owner: the caller. Errors: DG_E_NOMEM. */
+    enum dg_status (*twin)(struct dg_backend *be, enum dg_dtype act, struct dg_backend **out, struct dg_error *err);
 };
 
 /* DG_OK, or the first failure since the last call, which is then cleared. */

@@ -143,6 +143,8 @@ enum dg_status dg_conversation_save(const struct dg_conversations *c, const stru
     char part[4200];
     if (c->opts.attention.unwindowed)
         return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation whose sliding layers see more than their window (DGQ_ATTN_WINDOW=0) cannot be saved");
+    if (c->opts.prefill != DG_PREFILL_ONE_PATH)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation prefilled in two precisions (DGQ_FAST_PREFILL) cannot be saved");
     if (snprintf(part, sizeof part, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof part)
         return DG_FAIL(err, DG_E_ARG, "the path to save to is too long");
     FILE *f = fopen(part, "wbe");

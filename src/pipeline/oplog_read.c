@@ -244,6 +244,15 @@ enum dg_status dg_oplog_read_head(const json_t *line, struct dg_oplog_session *o
     o->ring = get_i64(&f, "ring");
     o->chunk = get_int(&f, "chunk");
     o->sc_sparse = get_bool(&f, "sc_sparse");
+    if (json_object_get(line, "prefill")) {
+        int32_t rule = get_int(&f, "prefill");
+        o->fast_max = get_i64(&f, "fast_max");
+        if (rule < DG_PREFILL_ONE_PATH || rule > DG_PREFILL_FAST || o->fast_max < 0)
+            f.bad = f.bad ? f.bad : "prefill";
+        else
+            o->prefill = (enum dg_prefill_rule)rule;
+    }
+    o->unchecked_logits = json_object_get(line, "unchecked_logits") && get_bool(&f, "unchecked_logits");
     o->attention.topk_prefill = get_int(&f, "topk_prefill");
     o->attention.topk_denoise = get_int(&f, "topk_denoise");
     o->attention.unwindowed = get_bool(&f, "unwindowed");

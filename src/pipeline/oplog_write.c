@@ -140,6 +140,12 @@ enum dg_status dg_oplog_head(struct dg_oplog_writer *w, const struct dg_oplog_he
     add_int(b, "ring", o->ring);
     add_int(b, "chunk", o->chunk);
     add_bool(b, "sc_sparse", o->sc_sparse);
+    if (o->prefill != DG_PREFILL_ONE_PATH) {
+        add_int(b, "prefill", o->prefill);
+        add_int(b, "fast_max", o->fast_max);
+    }
+    if (o->unchecked_logits)
+        add_bool(b, "unchecked_logits", true);
     add_int(b, "topk_prefill", o->attention.topk_prefill);
     add_int(b, "topk_denoise", o->attention.topk_denoise);
     add_bool(b, "unwindowed", o->attention.unwindowed);

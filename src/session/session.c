@@ -11,8 +11,14 @@
 #define DRAW_BLOCK 1024 /* ids summed together when one is drawn */
 #define DRAW_BLOCKS(vocab) (((vocab) + DRAW_BLOCK - 1) / DRAW_BLOCK)
 
-static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
-    const struct dg_config *c = &be->model->cfg;
+bool dg_prefill_is_fast(enum dg_prefill_rule rule, int64_t fast_max, int64_t before, int64_t n) {
+    bool within = fast_max == 0 || n <= fast_max;
+    if (before > 0)
+        return within;
+    return rule == DG_PREFILL_FAST || (rule == DG_PREFILL_AUTO && n > DG_PREFILL_EXACT_MAX && within);
+}
+
+static struct dg_reserve scratch_for(const struct dg_config *c, int64_t ctx, int32_t rows) {
     struct dg_reserve r = {.rows = rows, .ctx = ctx, .topk = c->topk, .experts = c->experts, .moe = c->moe, .hidden = c->hidden};
     r.k_max = c->hidden > c->inter ? c->hidden : c->inter;
     r.k_max = c->moe > r.k_max ? c->moe : r.k_max;
@@ -21,14 +27,24 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
         int32_t q = c->heads * c->layer[l].hd;
         r.k_max = q > r.k_max ? q : r.k_max;
     }
+    return r;
+}
+
+static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
+    struct dg_reserve r = scratch_for(&be->model->cfg, ctx, rows);
     return dg_backend_reserve(be, &r, err);
 }
 
-enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+static int32_t rows_of(const struct dg_config *c, const struct dg_session_opts *o) { return o->chunk > c->canvas ? o->chunk : c->canvas; }
+
+enum dg_status dg_session_opts_resolve(const struct dg_config *c, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
         o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
-    if (o->chunk == 0)
+    if (o->chunk == 0) {
         o->chunk = c->canvas > 256 ? c->canvas : 256;
+        if (ops && ops->chunk > o->chunk)
+            o->chunk = dg_kv_rows_fit(c, o->ctx, o->ring, o->chunk, ops->chunk);
+    }
     if (o->ctx > c->ctx_max)
         return DG_FAIL(err, DG_E_ARG, "a context of %lld is more than this model's %d", (long long)o->ctx, c->ctx_max);
     if (o->ctx < (int64_t)c->canvas + 1)
@@ -40,6 +56,20 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
     return DG_OK;
 }
 
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch) {
+    const struct dg_session_needs *n = ctx;
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_session_opts o = *n->opts;
+    struct dg_error said_later = {0};
+    if (dg_session_opts_resolve(c, be->ops, &o, &said_later) != DG_OK) {
+        dg_error_clear(&said_later);
+        return 0;
+    }
+    int32_t rows = rows_of(c, &o);
+    *scratch = scratch_for(c, o.ctx, rows);
+    return n->sessions * dg_kv_bytes(c, o.ctx, o.ring, rows, o.kv) + dg_planes_bytes(be, rows);
+}
+
 /* Refuses what the machine cannot hold before any of it is taken: memory that is not there is given out all the same, and the process that
  * uses it is killed. Weights are mapped, and what the system keeps of their files it gives up for others. */
 static enum dg_status check_memory(const struct dg_session *s, int32_t rows, struct dg_error *err) {
@@ -47,6 +77,8 @@ static enum dg_status check_memory(const struct dg_session *s, int32_t rows, str
     if (!s->be->ops->host_memory)
         return DG_OK;
     size_t kv = dg_kv_bytes(s->cfg, o->ctx, o->ring, rows, o->kv), planes = o->planes ? 0 : dg_planes_bytes(s->be, rows);
+    if (s->other.be && !o->planes)
+        planes += dg_planes_bytes_prefill(s->other.be, s->other.be->ops->act, rows);
     uint64_t room = dg_mem_available();
     if (kv + planes <= room)
         return DG_OK;
@@ -65,6 +97,36 @@ static enum dg_status check_memory(const struct dg_session *s, int32_t rows, str
                    "(weights are mapped and not counted): %s%s",
                    (long long)o->ctx, (double)kv / (1 << 30), (double)planes / (1 << 30), (double)room / (1 << 30), advice,
                    o->kv == DG_Q8 || !s->be->ops->kv_q8 ? "" : "; --kv q8 halves the cache");
+}
+
+/* The backend of the other precision, its scratch, and the record of who computed what. */
+static enum dg_status other_path(struct dg_session *s, int32_t rows, struct dg_error *err) {
+    if (s->opts.prefill == DG_PREFILL_ONE_PATH)
+        return DG_OK;
+    s->fast = dg_calloc((size_t)s->opts.ctx, 1);
+    if (!s->fast)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
+    s->other.be = s->opts.other.be;
+    if (!s->other.be) {
+        if (!s->be->twin)
+            return DG_FAIL(err, DG_E_ARG,
+                           "DGQ_FAST_PREFILL needs planes in f32 and in bf16, and the backend %s has one kind: unset it, or use --backend cpu",
+                           s->be->ops->name);
+        DG_TRY(s->be->twin(s->be, s->be->ops->act == DG_F32 ? DG_BF16 : DG_F32, &s->other.be, err));
+    }
+    return reserve(s->other.be, s->opts.ctx, rows, err);
+}
+
+static enum dg_status other_planes(struct dg_session *s, int32_t rows, struct dg_error *err) {
+    s->other.planes = s->opts.other.planes;
+    if (!s->other.be || s->other.planes)
+        return DG_OK;
+    s->other.planes = dg_calloc(1, sizeof *s->other.planes);
+    if (!s->other.planes)
+        return DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
+    DG_TRY(dg_planes_init_prefill(s->other.planes, s->other.be, rows, err));
+    s->other.planes->attention = s->opts.attention;
+    return DG_OK;
 }
 
 static enum dg_status planes(struct dg_session *s, int32_t rows, struct dg_error *err) {
@@ -89,16 +151,20 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->be = be;
     s->cfg = c;
     s->opts = *opts;
-    enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
-    int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
+    enum dg_status st = dg_session_opts_resolve(c, be->ops, &s->opts, err);
+    int32_t rows = rows_of(c, &s->opts);
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
+    if (st == DG_OK)
+        st = other_path(s, rows, err);
     if (st == DG_OK)
         st = check_memory(s, rows, err);
     if (st == DG_OK)
         st = dg_kv_init(&s->kv, be, s->opts.ctx, s->opts.ring, rows, s->opts.kv, err);
     if (st == DG_OK)
         st = planes(s, rows, err);
+    if (st == DG_OK)
+        st = other_planes(s, rows, err);
     if (st == DG_OK) {
         size_t n = (size_t)c->canvas;
         s->entropy = dg_calloc(DG_STATS_READ * n, sizeof *s->entropy);
@@ -127,6 +193,13 @@ void dg_session_destroy(struct dg_session *s) {
         dg_planes_deinit(s->planes, s->be);
         dg_free(s->planes);
     }
+    if (!s->opts.planes && s->other.planes) {
+        dg_planes_deinit(s->other.planes, s->other.be);
+        dg_free(s->other.planes);
+    }
+    if (!s->opts.other.be)
+        dg_backend_destroy(s->other.be);
+    dg_free(s->fast);
     dg_kv_deinit(&s->kv, s->be);
     dg_ids_deinit(&s->log);
     dg_free(s->entropy);
@@ -142,13 +215,35 @@ int64_t dg_session_room(const struct dg_session *s) {
     return room > 0 ? room : 0;
 }
 
-static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
+/* One chunk at the end of the timeline. */
+static enum dg_status prefill_chunk(struct dg_session *s, const int32_t *ids, int32_t n, bool fast, struct dg_error *err) {
+    struct dg_backend *be = s->be;
+    struct dg_planes *p = s->planes;
+    if (s->other.be && (s->other.be->ops->act == DG_BF16) == fast) {
+        be = s->other.be;
+        p = s->other.planes;
+    }
+    if (s->fast)
+        memset(s->fast + s->kv.len, fast, (size_t)n);
+    return dg_forward_prefill(be, p, &s->kv, ids, n, NULL, NULL, err);
+}
+
+/* again: positions that were computed before take the path that they took then. */
+static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t n, bool again, bool may_cancel, dg_progress_fn *progress, void *ctx,
                               struct dg_error *err) {
+    bool fast = dg_prefill_is_fast(s->opts.prefill, s->opts.fast_max, s->kv.len, n);
     for (int64_t done = 0; done < n;) {
         if (may_cancel && dg_session_cancelled(s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled after %lld of %lld prompt tokens", (long long)done, (long long)n);
         int32_t now = n - done < s->opts.chunk ? (int32_t)(n - done) : s->opts.chunk;
-        DG_TRY(dg_forward_prefill(s->be, s->planes, &s->kv, ids + done, now, NULL, NULL, err));
+        if (again && s->fast) {
+            int32_t same = 1;
+            fast = s->fast[done];
+            while (same < now && s->fast[done + same] == fast)
+                same++;
+            now = same;
+        }
+        DG_TRY(prefill_chunk(s, ids + done, now, fast, err));
         done += now;
         s->computed += now;
         if (progress)
@@ -161,7 +256,7 @@ static enum dg_status prefill(struct dg_session *s, const int32_t *ids, int64_t 
 static enum dg_status extend(struct dg_session *s, const int32_t *ids, size_t n, bool may_cancel, dg_progress_fn *progress, void *ctx,
                              struct dg_error *err) {
     size_t before = (size_t)s->kv.len;
-    enum dg_status st = prefill(s, ids, (int64_t)n, may_cancel, progress, ctx, err);
+    enum dg_status st = prefill(s, ids, (int64_t)n, false, may_cancel, progress, ctx, err);
     if (dg_ids_add(&s->log, ids, (size_t)s->kv.len - before) != DG_OK)
         return DG_FAIL(err, DG_E_INTERNAL, "the token log outgrew the context");
     return st;
@@ -191,7 +286,7 @@ enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_
         return DG_FAIL(err, DG_E_ARG, "cannot rewind to position %lld of %lld", (long long)len, (long long)s->kv.len);
     bool rebuild = len > 0 && len < dg_session_cut_floor(s);
     dg_kv_cut(&s->kv, rebuild ? 0 : len);
-    enum dg_status st = rebuild ? prefill(s, s->log.v, len, true, progress, ctx, err) : DG_OK;
+    enum dg_status st = rebuild ? prefill(s, s->log.v, len, true, true, progress, ctx, err) : DG_OK;
     s->log.n = (size_t)s->kv.len;
     return st;
 }
@@ -202,9 +297,18 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
     size_t all = (DG_STATS_READ - 1) * (size_t)s->cfg->canvas + (size_t)n;
     s->be->ops->read(s->be, s->entropy, s->planes->stats.entropy, all * sizeof *s->entropy);
     DG_TRY(dg_backend_status(s->be, err));
-    for (int32_t i = 0; i < n; i++)
-        if (!isfinite(s->entropy[i]))
-            return DG_FAIL(err, DG_E_NUMERIC, "the logits of canvas row %d hold NaN or Inf; the block is dropped", i);
+    int32_t bad = 0, first = -1;
+    for (int32_t i = 0; i < n; i++) {
+        if (isfinite(s->entropy[i]))
+            continue;
+        first = bad++ ? first : i;
+        s->entropy[i] = logf((float)s->cfg->vocab);
+        s->p_max[i] = 0;
+        if (s->argmax[i] < 0 || s->argmax[i] >= s->cfg->vocab)
+            s->argmax[i] = 0;
+    }
+    if (bad && !s->opts.unchecked_logits)
+        return DG_FAIL(err, DG_E_NUMERIC, "the logits of %d of %d canvas rows hold NaN or Inf, the first is row %d", bad, n, first);
     return DG_OK;
 }
 

@@ -9,16 +9,37 @@
 
 #include <stdatomic.h>
 
+/* Which planes a prefill computes in: f32 is the exact path, bf16 the fast one (seed section 3). With any rule but the first a row's numbers
+ * depend on the length of the prompt it came in. */
+enum dg_prefill_rule {
+    DG_PREFILL_ONE_PATH, /* the backend's own planes for all that the session computes */
+    /* A whole prompt, which begins at position 0: exact up to DG_PREFILL_EXACT_MAX tokens and above fast_max, fast between. */
+    DG_PREFILL_AUTO,
+    DG_PREFILL_EXACT, /* every whole prompt */
+    DG_PREFILL_FAST   /* likewise */
+};                    /* under the last three what follows a prefix is fast, at any length up to fast_max */
+#define DG_PREFILL_EXACT_MAX 256
+
+/* A backend for prefill and the planes it computes in. */
+struct dg_prefill_path {
+    struct dg_backend *be;
+    struct dg_planes *planes;
+};
+
 struct dg_session_opts {
     int64_t ctx;          /* positions, canvas included; 0 = the model's maximum or 8192, whichever is less */
     enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle, DG_Q8 on request */
     int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
-    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
+    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256, or what the backend wishes as far as the rings go */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
     struct dg_attention_opts attention; /* zeroed = dense and windowed */
     /* planes to compute in, borrowed for the session's life: those of another session of the same backend with the same options, so that
      * many sessions that take turns cost one set. NULL = its own. */
     struct dg_planes *planes;
+    enum dg_prefill_rule prefill; /* DGQ_FAST_PREFILL */
+    int64_t fast_max;             /* most tokens of a fast prefill (DGQ_FAST_PREFILL_MAX); 0 = any number */
+    struct dg_prefill_path other; /* with `planes`: that session's, borrowed */
+    bool unchecked_logits;        /* NaN and Inf in logits are no error (DGQ_CHECK_LOGITS=0) */
 };
 
 struct dg_session {
@@ -26,6 +47,8 @@ struct dg_session {
     const struct dg_config *cfg;
     struct dg_session_opts opts;
     struct dg_planes *planes; /* own, or those of opts.planes */
+    struct dg_prefill_path other; /* planes of the other type, own or borrowed; NULL with one path */
+    uint8_t *fast; /* with two paths: which one computed a position; opts.ctx of them, else NULL */
     struct dg_kv kv;
     struct dg_ids log; /* the committed tokens: log.n == kv.len */
     int64_t computed;  /* tokens prefilled since the session was made */
@@ -39,14 +62,25 @@ struct dg_session {
     const atomic_bool *cancel;
 };
 
-/* Replaces the zeros of o by what they stand for and checks it. Errors: DG_E_ARG. */
-enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_session_opts *o, struct dg_error *err) DG_MUST_CHECK;
+/* Replaces the zeros of o by what they stand for on a backend with these ops (NULL: one without wishes) and checks it. Errors: DG_E_ARG. */
+enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err)
+    DG_MUST_CHECK;
 
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
 
-/* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's,
- * DG_E_NOMEM with the figures. */
+/* Does the rule send a prefill of n tokens behind `before` others down the fast path? */
+bool dg_prefill_is_fast(enum dg_prefill_rule rule, int64_t fast_max, int64_t before, int64_t n);
+
+/* What sessions will take of a backend: a dg_beside_fn of ops/backends.h, whose ctx is a struct dg_session_needs. */
+struct dg_session_needs {
+    const struct dg_session_opts *opts; /* of all of them; they share planes */
+    size_t sessions;
+};
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch);
+
+/* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's, and for a prefill
+ * rule on a backend with one type of planes; DG_E_NOMEM with the figures. */
 enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be, const struct dg_session_opts *opts, struct dg_error *err)
     DG_MUST_CHECK;
 void dg_session_destroy(struct dg_session *s); /* NULL is allowed */
@@ -70,7 +104,8 @@ int64_t dg_session_cut_floor(const struct dg_session *s);
 enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_fn *progress, void *ctx, struct dg_error *err) DG_MUST_CHECK;
 
 /* One denoise step over canvas[n]; entropy, p_max and argmax of the rows are then in the session. sc = DG_SC_SOFT reads the logits of
- * the step before. Errors: DG_E_NUMERIC naming the row when its logits hold NaN or Inf. */
+ * the step before. Rows whose logits hold NaN or Inf, as the statistics that the head takes anyway show: DG_E_NUMERIC with their number, or with
+ * unchecked_logits rows of the largest entropy there is. */
 enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err)
     DG_MUST_CHECK;
 

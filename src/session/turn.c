@@ -60,6 +60,17 @@ static enum dg_status begin_block(struct dg_turn *t, int32_t n, struct dg_error 
     return dg_sampler_begin(t->sampler, n, &t->rng, err);
 }
 
+/* Puts step and block before a step's numeric error, and what a user can do behind it. */
+static void say_where(const struct dg_turn *t, struct dg_error *err) {
+    struct dg_error why = {0};
+    DG_FAIL(&why, DG_E_NUMERIC,
+            "step %d of block %lld: %s; nothing of the block is kept. Check the model's files (diffgemma verify) and see in which layer it "
+            "begins (diffgemma step-parity); DGQ_CHECK_LOGITS=0 goes on all the same",
+            t->block_steps + 1, (long long)t->state.blocks + 1, dg_error_text(err));
+    dg_error_clear(err);
+    *err = why;
+}
+
 enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) {
     t->last.stop = DG_STOP_NONE;
     DG_TRY(begin_block(t, n, err));
@@ -69,9 +80,12 @@ enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *er
         if (dg_session_cancelled(t->s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled");
         float temperature = dg_sampler_temperature(t->sampler);
-        DG_TRY(dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err));
         struct draw_ctx d = {.s = t->s};
-        enum dg_status st = dg_sampler_step(t->sampler, t->s->entropy, t->s->argmax, draw, &d, &t->last, err);
+        enum dg_status st = dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err);
+        if (st == DG_E_NUMERIC)
+            say_where(t, err);
+        DG_TRY(st);
+        st = dg_sampler_step(t->sampler, t->s->entropy, t->s->argmax, draw, &d, &t->last, err);
         if (d.why.code != DG_OK) {
             st = DG_FAIL(err, d.why.code, "%s", dg_error_text(&d.why));
             dg_error_clear(&d.why);

@@ -104,6 +104,7 @@ void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row);
 static inline void dgc_cp_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void dgc_cp_commit(void) {}
 #define dgc_cp_wait(n) ((void)0)
+static inline float dgc_max_nan(float a, float b) { return a != a || a > b ? a : b; }
 static inline uint32_t dgc_pack_bf16(float lo, float hi) { return (uint32_t)dg_f32_bf16(lo) | (uint32_t)dg_f32_bf16(hi) << 16; }
 static inline uint32_t dgc_pack_f16(float lo, float hi) { return (uint32_t)dg_f32_f16(lo) | (uint32_t)dg_f32_f16(hi) << 16; }
 struct emu_uint4 {

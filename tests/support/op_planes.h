@@ -61,6 +61,9 @@ struct op_vec {
 uint64_t op_random(struct op_run *r);
 double op_normal(struct op_run *r);
 
+/* Are results checked here, or recorded for a program that does? */
+static inline bool op_checks(const struct op_run *r) { return !r->c->record; }
+
 void *op_memory(struct op_run *r, size_t bytes);                       /* host, zeroed */
 void *op_upload(struct op_run *r, const void *src, size_t bytes);      /* backend memory with this content */
 void *op_poisoned(struct op_run *r, size_t bytes);                     /* backend memory of all-ones bytes */

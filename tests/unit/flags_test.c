@@ -50,6 +50,16 @@ static void defaults(void **state) {
     assert_false(f.tool_validate || f.tool_repair || f.delim_check);
 }
 
+static void fast_prefill_spellings(void **state) {
+    (void)state;
+    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_UNSET);
+    assert_int_equal(LOAD("DGQ_FAST_PREFILL=0"), DG_OK);
+    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_0);
+    assert_int_equal(LOAD("DGQ_FAST_PREFILL=1"), DG_OK);
+    assert_int_equal(f.fast_prefill, DG_FAST_PREFILL_1);
+    assert_int_equal(LOAD("DGQ_FAST_PREFILL=2"), DG_E_ARG);
+}
+
 /* Every switch, each with a valid value that is not its default. */
 static void every_flag_loads(void **state) {
     (void)state;
@@ -57,7 +67,8 @@ static void every_flag_loads(void **state) {
                           "DGQ_ATTN_TOPK_DECODE=0", "DGQ_COMMIT_CONF_TRIM=0.5", "DGQ_COMMIT_CONF_HARD=.25",
                           "DGQ_CONTINUE_PAST_STOP=1", "DGQ_WS_BLOCK_STOP=1", "DGQ_DENOISER_ARGMAX=0", "DGQ_FREEZE=1",
                           "DGQ_EARLY_STOP_MEAN_ENT=1e-1", "DGQ_EMPTY_REPLY_RETRY=0", "DGQ_REFERENCE_STOPS=1",
-                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_HF_HOME=/a b",
+                          "DGQ_FIRST_STEP_SC=none", "DGQ_SC_SPARSE=0", "DGQ_KV_RING=2048", "DGQ_KV_Q8=1", "DGQ_CHECK_LOGITS=0",
+                          "DGQ_FAST_PREFILL=auto", "DGQ_FAST_PREFILL_MAX=900", "DGQ_HF_HOME=/a b",
                           "DGQ_MODEL=org/name", "DGQ_TRACE_PMAX_JSONL=t", "DGQ_KV_REUSE=0", "DGQ_TOOL_VALIDATE=1",
                           "DGQ_TOOL_REPAIR=1", "DGQ_DELIM_CHECK=1", "DGQ_DELIM_CHECK_JSONL=d", "DGQ_CPU=avx2", "DGQ_CUDA_KERNELS=head"),
                      DG_OK);
@@ -69,7 +80,8 @@ static void every_flag_loads(void **state) {
     assert_int_equal(f.empty_reply_retry, 0);
     assert_int_equal(f.first_step_sc, DG_FIRST_STEP_NONE);
     assert_int_equal(f.kv_ring, 2048);
-    assert_true(f.kv_q8);
+    assert_true(f.kv_q8 && !f.check_logits);
+    assert_true(f.fast_prefill == DG_FAST_PREFILL_AUTO && f.fast_prefill_max == 900);
     assert_string_equal(f.hf_home, "/a b");
     assert_string_equal(f.model, "org/name");
     assert_string_equal(f.trace_pmax_jsonl, "t");
@@ -81,7 +93,7 @@ static void every_flag_loads(void **state) {
     struct dg_flag_info v;
     while (dg_flags_info(n, &v))
         n++;
-    assert_int_equal(n, 28); /* as many as the list above: a new flag must be added there */
+    assert_int_equal(n, 31); /* as many as the list above: a new flag must be added there */
 }
 
 static void empty_means_unset_and_later_wins(void **state) {
@@ -263,6 +275,7 @@ int main(void) {
 #define T(name) cmocka_unit_test_setup_teardown(name, fresh, drop)
     const struct CMUnitTest tests[] = {T(defaults),
                                        T(every_flag_loads),
+                                       T(fast_prefill_spellings),
                                        T(empty_means_unset_and_later_wins),
                                        T(invalid_values),
                                        T(every_offender_is_named),

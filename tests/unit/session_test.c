@@ -928,7 +928,9 @@ static void poisoned_cache(void **state) {
     ((float *)s->kv.layer[1].v)[7] = NAN;
     uint64_t before = fingerprint(s);
     struct dg_turn_opts t = three_blocks(&z, s);
-    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC, "NaN", &err);
+    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC,
+            "step 1 of block 1: the logits of 16 of 16 canvas rows hold NaN or Inf, the first is row 0", &err);
+    refused(turn(s, &t, NULL, NULL, &err), DG_E_NUMERIC, "diffgemma verify", &err);
     assert_true(z.blocks == 0 && z.steps == 0 && s->kv.len == QUESTION_N && fingerprint(s) == before);
     ask(s);
     t = three_blocks(&z, s);
@@ -936,6 +938,26 @@ static void poisoned_cache(void **state) {
     assert_true(equal(&got, &want));
     dg_ids_deinit(&got);
     dg_ids_deinit(&want);
+    dg_session_destroy(s);
+}
+
+/* Without the check a row of NaN counts as one that could be anything, and the turn goes on. */
+static void unchecked(void **state) {
+    (void)state;
+    struct dg_session *s = session(small, (struct dg_session_opts){.ctx = 512, .kv = DG_F32, .unchecked_logits = true});
+    struct dg_error err = {0};
+    struct seen z;
+    ask(s);
+    ((float *)s->kv.layer[1].v)[7] = NAN;
+    int32_t *canvas = stream(3, SMALL_CANVAS);
+    ok(dg_session_step(s, canvas, SMALL_CANVAS, DG_SC_SEED, 1.25f, &err), &err);
+    for (int i = 0; i < SMALL_CANVAS; i++) {
+        assert_true(s->entropy[i] == logf((float)s->cfg->vocab) && s->p_max[i] == 0);
+        assert_in_range(s->argmax[i], 0, s->cfg->vocab - 1);
+    }
+    free(canvas);
+    struct dg_turn_opts o = turn_opts(&z, s, 20);
+    ok(turn(s, &o, NULL, NULL, &err), &err);
     dg_session_destroy(s);
 }
 
@@ -1113,16 +1135,36 @@ static void every_allocation_fails(void **state) {
     mk_free(&c);
 }
 
+/* A backend's wish is met as far as the rings go that the options ask for, and never makes them larger. */
+static void wished_chunk(void **state) {
+    (void)state;
+    const struct dg_config c = {.canvas = 256, .window = 1024, .ctx_max = 262144, .layers = 1, .layer = {{.hd = 256, .kv_heads = 8}}};
+    const struct dg_ops ops = {.chunk = 3072};
+    static const struct {
+        int64_t ctx, ring;
+        int32_t set, want;
+    } t[] = {{100000, 4096, 0, 3072}, {100000, 2048, 0, 1024}, {100000, 16, 0, 1024}, {100000, 8192, 0, 3072}, {3000, 16, 0, 1024},
+             {2000, 16, 0, 2000},     {8192, 4096, 77, 77}};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        struct dg_session_opts o = {.ctx = t[i].ctx, .ring = t[i].ring, .chunk = t[i].set}, least = o;
+        assert_int_equal(dg_session_opts_resolve(&c, &ops, &o, NULL), DG_OK);
+        assert_int_equal(dg_session_opts_resolve(&c, NULL, &least, NULL), DG_OK);
+        assert_int_equal(o.chunk, t[i].want);
+        assert_int_equal(least.chunk, t[i].set ? t[i].set : 256);
+        assert_int_equal(dg_kv_bytes(&c, o.ctx, o.ring, o.chunk, DG_F16), dg_kv_bytes(&c, o.ctx, o.ring, least.chunk, DG_F16));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks),
+        cmocka_unit_test(chunks), cmocka_unit_test(wished_chunk),
         cmocka_unit_test(every_length),          cmocka_unit_test(pieces),         cmocka_unit_test(threads_and_runs),
         cmocka_unit_test(after_another_request), cmocka_unit_test(rewinding), cmocka_unit_test(rewinding_often),
         cmocka_unit_test(failed_turns),    cmocka_unit_test(cancelled_prefill), cmocka_unit_test(failed_prefill),
         cmocka_unit_test(modes), cmocka_unit_test(trajectories),           cmocka_unit_test(draws),          cmocka_unit_test(extend_last),
         cmocka_unit_test(canvas_ids),      cmocka_unit_test(rerolls),        cmocka_unit_test(context_end),
         cmocka_unit_test(bad_options),     cmocka_unit_test(failed_session), cmocka_unit_test(nothing_to_keep),
-        cmocka_unit_test(poisoned_cache), cmocka_unit_test(nan_weights),
+        cmocka_unit_test(poisoned_cache), cmocka_unit_test(unchecked), cmocka_unit_test(nan_weights),
         cmocka_unit_test(allocates_nothing), cmocka_unit_test(every_allocation_fails),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -88,16 +88,19 @@ done:
 
 static void cpu_destroy(struct dg_backend *be) {
     struct dg_cpu *c = be->impl;
-    if (c) {
-        dg_cpu_gemm_free(&c->gemm);
-        dg_cpu_rows_free(&c->rows);
-    }
+    if (!c->twin)
+        dg_pool_destroy(be->pool);
+    dg_cpu_gemm_free(&c->gemm);
+    dg_cpu_rows_free(&c->rows);
     dg_free(c);
-    dg_pool_destroy(be->pool);
     dg_free(be);
 }
 
-enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cpu_opts *opts, struct dg_error *err) {
+static enum dg_status cpu_twin(struct dg_backend *be, enum dg_dtype act, struct dg_backend **out, struct dg_error *err);
+
+/* All but the threads. */
+static enum dg_status create(struct dg_backend **out, const struct dg_model *model, enum dg_cpu_level level, enum dg_dtype act,
+                             struct dg_error *err) {
     *out = NULL;
     struct dg_backend *be = dg_calloc(1, sizeof *be);
     struct dg_cpu *c = dg_calloc(1, sizeof *c);
@@ -106,23 +109,40 @@ enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *mod
         dg_free(c);
         return DG_FAIL(err, DG_E_NOMEM, "no memory for the CPU backend");
     }
-    bool bf16_arithmetic = opts->cap == DG_CPU_AVX512BF16 || opts->cap == DG_CPU_NEON_BF16;
     c->ops = cpu_ops;
-    if (opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && bf16_arithmetic))
-        c->ops.act = DG_BF16;
-    dg_cpu_kernels_init(&c->k, opts->cap);
+    c->ops.act = act;
+    dg_cpu_kernels_init(&c->k, level);
     c->vocab = model->cfg.vocab;
     be->ops = &c->ops;
     be->model = model;
     be->impl = c;
     be->reserve = cpu_reserve;
     be->destroy = cpu_destroy;
+    be->twin = cpu_twin;
+    *out = be;
+    return DG_OK;
+}
+
+static enum dg_status cpu_twin(struct dg_backend *be, enum dg_dtype act, struct dg_backend **out, struct dg_error *err) {
+    DG_TRY(create(out, be->model, dg_cpu_backend_level(be), act, err));
+    struct dg_cpu *c = (*out)->impl;
+    (*out)->pool = be->pool;
+    c->n_threads = dg_pool_threads(be->pool);
+    c->twin = true;
+    return DG_OK;
+}
+
+enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cpu_opts *opts, struct dg_error *err) {
+    bool bf16 = opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && dg_cpu_level_bf16(opts->cap));
+    struct dg_backend *be;
+    DG_TRY(create(&be, model, opts->cap, bf16 ? DG_BF16 : DG_F32, err));
     enum dg_status st = dg_pool_create(&be->pool, opts->threads, err);
     if (st != DG_OK) {
         dg_backend_destroy(be);
+        *out = NULL;
         return st;
     }
-    c->n_threads = dg_pool_threads(be->pool);
+    ((struct dg_cpu *)be->impl)->n_threads = dg_pool_threads(be->pool);
     *out = be;
     return DG_OK;
 }
@@ -133,5 +153,5 @@ void dg_cpu_describe(const struct dg_backend *be, char *text, size_t n) {
     const struct dg_cpu *c = be->impl;
     const struct dg_gemm_kind *g = dg_cpu_kind(c);
     snprintf(text, n, "products %s (%s, tiles of %d x %d, %d elements a step, chunks of %d), rows %s", g->name, g->elem == 2 ? "bf16" : "f32", g->mr,
-             DG_GEMM_NR, g->step, g->kc, c->k.vec.name);
+             g->nr, g->step, g->kc, c->k.vec.name);
 }

@@ -110,6 +110,7 @@ void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
     p.pos0 = b->pos0;
     p.ring_from = b->ring_from;
     p.n_live = b->n_live;
+    p.split = dg_cuda_hopper_split(b, &(struct dg_kv_layer){0});
     dg_cuda_push_params(be, p);
 }
 
@@ -144,6 +145,16 @@ float dg_cuda_elapsed(struct dg_backend *be, int from, int to) {
 
 const char *dg_cuda_describe(const struct dg_backend *be) { return dg_cuda_of(be)->about; }
 
+size_t dg_cuda_streamed(const struct dg_backend *be, int32_t *layers) {
+    const struct dg_cuda_feed *f = &dg_cuda_of(be)->feed;
+    size_t sum = 0;
+    for (int32_t i = 0; i < f->n; i++)
+        sum += f->bytes[i];
+    if (layers)
+        *layers = f->n;
+    return sum;
+}
+
 size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights) {
     if (weights)
         *weights = dg_cuda_of(be)->weights_bytes;
@@ -159,6 +170,7 @@ static void cuda_destroy(struct dg_backend *be) {
         if (cu->side)
             cu->d.stream_sync(cu->side);
         dg_cuda_replay_forget(be);
+        dg_cuda_feed_close(be);
         dg_cuda_scratch_free(be);
         dg_cuda_free(be, cu->dev_params);
         dg_cuda_free(be, cu->weights);
@@ -233,12 +245,17 @@ static enum dg_status check_shape(const struct dg_config *c, struct dg_error *er
     return DG_OK;
 }
 
-static void describe(struct dg_cuda *cu) {
+static void describe(const struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
     size_t free_bytes = 0, total = 0;
+    char experts[96] = "";
     cu->d.mem_info(&free_bytes, &total);
-    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s", cu->name, cu->major, cu->minor,
+    if (cu->feed.n)
+        snprintf(experts, sizeof experts, ", experts of %d of %d layers streamed from host memory (%.0f MiB)", cu->feed.n, cu->model.cfg.layers,
+                 (double)dg_cuda_streamed(be, NULL) / (1 << 20));
+    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s%s", cu->name, cu->major, cu->minor,
              cu->n_sm, (double)total / (1 << 30), cu->d.version_number / 1000, cu->d.version_number % 1000 / 10,
-             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes");
+             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes", experts);
 }
 
 /* Everything but the weights. */
@@ -260,6 +277,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     cu->id = atomic_fetch_add(&ids, 1) + 1;
     cu->budget = opts->gpu_memory;
     cu->kernels = opts->kernels;
+    cu->compile = opts->compile;
     dg_cuda_fill_ops(&cu->ops);
     cu->ops.name = "cuda";
     cu->ops.act = opts->exact_f32 ? DG_F32 : DG_BF16;
@@ -269,10 +287,10 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
     dg_cuda_hopper_choose(cu, opts);
+    cu->ops.chunk = cu->hopper & DG_CUDA_H_EXPERTS ? DG_CUDA_CHUNK : DG_CUDA_CHUNK / 2;
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));
-    describe(cu);
     *out = be;
     return DG_OK;
 done:
@@ -280,23 +298,24 @@ done:
     return st;
 }
 
+/* st: whether the weights are there. */
+static enum dg_status finish(struct dg_backend **out, enum dg_status st) {
+    if (st == DG_OK) {
+        describe(*out);
+        return DG_OK;
+    }
+    dg_backend_destroy(*out);
+    *out = NULL;
+    return st;
+}
+
 enum dg_status dg_cuda_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err) {
     DG_TRY(begin(out, &model->cfg, opts, err));
-    enum dg_status st = dg_cuda_upload(*out, model, opts, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_upload(*out, model, opts, err));
 }
 
 enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
                                      struct dg_error *err) {
     DG_TRY(begin(out, shape->cfg, opts, err));
-    enum dg_status st = dg_cuda_draw_weights(*out, shape, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_draw_weights(*out, shape, opts, err));
 }

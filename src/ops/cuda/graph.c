@@ -10,8 +10,10 @@ struct dg_cuda_graph {
 
 enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph"))
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph")) {
         cu->capturing = true;
+        dg_cuda_feed_record(be);
+    }
     return dg_backend_status(be, err);
 }
 
@@ -20,6 +22,7 @@ enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **o
     *out = NULL;
     struct dg_cuda_graph *g = dg_calloc(1, sizeof *g);
     dg_cu_graph graph = NULL;
+    dg_cuda_feed_record_end(be);
     bool failed = be->error.code != DG_OK;
     /* a capture must be ended also after an op failed in it */
     dg_cu_result r = cu->capturing ? cu->d.capture_end(cu->stream, &graph) : 0;
@@ -43,6 +46,7 @@ void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_para
     v.pos0 = p->pos0;
     v.ring_from = p->ring_from;
     v.n_live = p->n_live;
+    v.split = dg_cuda_hopper_split(&(struct dg_batch){.pos0 = p->pos0}, &(struct dg_kv_layer){0});
     v.inv_t_head = p->inv_t;
     v.inv_t_soft = p->inv_t_before;
     dg_cuda_push_params(be, v);
@@ -50,8 +54,10 @@ void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_para
 
 void dg_cuda_graph_launch(struct dg_backend *be, struct dg_cuda_graph *g) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    dg_cuda_feed_claim(be);
     if (dg_cuda_enter(be))
         dg_cuda_ok(be, cu->d.graph_launch(g->exec, cu->stream), "running a graph");
+    dg_cuda_feed_release(be);
 }
 
 void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {

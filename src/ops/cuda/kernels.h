@@ -71,7 +71,7 @@ struct dgc_params {
     int32_t n_live;
     float inv_t_head; /* 1/T of the statistics being taken */
     float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
-    int32_t reserved; /* no padding: records are compared as bytes */
+    int32_t split;    /* keys of a part of an attention whose launch leaves it to this record. No padding: records are compared as bytes */
 };
 
 struct dgc_set_params_args {
@@ -426,13 +426,11 @@ struct dgc_flash_args {
 };
 
 /* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
- * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep,
- * {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
- * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
+ * Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of DGC_FLASH_ROWS_SM90
+ * rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of DGC_FLASH_ROWS_CANVAS, no parts. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
-    int32_t deep;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
 #define DGC_FLASH_ROWS_CANVAS 64 /* of flash_sm90_256_canvas, which needs no parts */
@@ -468,10 +466,46 @@ struct dgc_top_attention_args {
     int32_t n, heads, causal, row0, topk;
 };
 
+/* Top-k attention on tensor cores (topk.cu): q . k of every row and every key it may see, [kv head][row * group + head of the group][pitch], keys
+ * in groups of 32 whose order topk.cuh says; most: each group's largest score that the row sees, [..][pitch / 32]. f16 caches that are no
+ * rings, 64 | hd, DGC_TOP_TILE | pitch. Grid: (tiles of rows * group x kv heads) x tiles of keys; on Hopper the second is any number of
+ * shares of the keys. */
+struct dgc_top_scores_args {
+    struct dgc_plane q;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0;
+};
+#define DGC_TOP_TILE 128 /* (row, head) pairs of a block, and keys of a tile */
+#define DGC_TOP_SHARED (4 * DGC_TOP_TILE * 64 * 2)
+
+/* The same on Hopper (topk_sm90a.cu), hd 512, q bf16 with rows at multiples of 16 bytes. Map of the keys: f16, 128-byte swizzle,
+ * {kv_heads * hd, slots} with boxes {64, DGC_TOP_TILE}. */
+struct dgc_top_scores_sm90_args {
+    struct dgc_tmap k;
+    struct dgc_top_scores_args f;
+};
+#define DGC_TOP_STAGES 6
+#define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 * 2 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16))
+
+/* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
+ * DGC_TOP_KEPT. One block a (row, head). */
+struct dgc_top_values_args {
+    struct dgc_plane y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    const float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0, topk;
+};
+#define DGC_TOP_KEPT 512
+
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
-    A(scores) A(top_attention)                                                                                                      \
+    A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values)                                                       \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
     A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
@@ -522,7 +556,9 @@ struct dgc_top_attention_args {
     K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256, DGC_FLASH_ROWS, 4))           \
     K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS / 2, 2))       \
     K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
-    K(flash_join, flash_join, flash, 128, 0)
+    K(flash_join, flash_join, flash, 128, 0)                                            \
+    K(top_scores, top_scores, topk, 256, DGC_TOP_SHARED)                                \
+    K(top_values, top_values, topk, 128, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \
@@ -549,8 +585,8 @@ struct dgc_top_attention_args {
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_512_pair, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED)
+    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
+    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -56,6 +56,13 @@ DGC_FN uint32_t dgc_pack_f16(float lo, float hi) {
     return v;
 }
 
+/* The larger; NaN when either is. */
+DGC_FN float dgc_max_nan(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+
 /* d[16][8] += a[16][16] . b[16][8] over a warp; fragments as the PTX manual lays out mma.m16n8k16. */
 DGC_FN void dgc_mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"

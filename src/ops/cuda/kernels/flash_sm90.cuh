@@ -20,55 +20,45 @@ template <int N> DGC_FN void dg_hold(float (&d)[N]) {
     for (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
-DGC_FN void dg_sync_some(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+template <int THREADS> DGC_FN void dg_sync_some(int id) {
+    __syncwarp(); /* a warp that comes in pieces would be counted once for each */
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
 
 DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
     dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
 }
 
-/* Where a thread stands in a ring of N stages. PAIR: the ring of two blocks, which see the same tiles: each brings one half of a stage to both, so
- * that what the L2 delivers is read by two. */
-template <int N, bool PAIR = false> struct ring {
+/* Where a thread stands in a ring of N stages. */
+template <int N> struct ring {
     unsigned full, empty, base, phase;
     int s;
 };
-template <int N, bool PAIR> DGC_FN void ring_next(struct ring<N, PAIR> &r) {
+template <int N> DGC_FN void ring_next(struct ring<N> &r) {
     if (++r.s == N) {
         r.s = 0;
         r.phase ^= 1;
     }
 }
-/* users: warps that give a stage back, of one block. */
-template <int N, bool PAIR> DGC_FN void ring_init(const struct ring<N, PAIR> &r, int users) {
+/* users: warps that give a stage back. */
+template <int N> DGC_FN void ring_init(const struct ring<N> &r, int users) {
     for (int i = 0; i < N; i++) {
         dg_bar_init(r.full + i * 8, 1);
-        dg_bar_init(r.empty + i * 8, PAIR ? 2 * users : users);
+        dg_bar_init(r.empty + i * 8, users);
     }
 }
 /* The thread that fills: a stage with 256 dimensions, from the z-th 64 on, of the 64 keys at a slot. */
-template <int N, bool PAIR>
-DGC_FN void ring_fill(struct ring<N, PAIR> &r, const struct dgc_tmap *map, int deep, int slot, int z, unsigned rank, uint64_t keep) {
+template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep) {
     dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
     dg_bar_expect(r.full + r.s * 8, STAGE);
-    unsigned to = r.base + r.s * STAGE, full = r.full + r.s * 8;
-    if (PAIR) {
-        for (unsigned i = 2 * rank; i < 2 * rank + 2; i++)
-            dg_tma_load_both(to + i * 8192, map, (z + (int)i) * 64, slot, full);
-    } else if (deep) {
-        dg_tma_load3(to, map, 0, slot, z, full);
-    } else {
-        for (int i = 0; i < 4; i++)
-            dg_tma_load(to + i * 8192, map, (z + i) * 64, slot, full, keep);
-    }
+    for (int i = 0; i < 4; i++)
+        dg_tma_load(r.base + r.s * STAGE + i * 8192, map, (z + i) * 64, slot, r.full + r.s * 8, keep);
     ring_next(r);
 }
 /* One lane a warp gives a stage back. */
-template <int N, bool PAIR> DGC_FN void ring_release(const struct ring<N, PAIR> &r, int stage, unsigned rank) {
-    if ((threadIdx.x & 31) == 0) {
+template <int N> DGC_FN void ring_release(const struct ring<N> &r, int stage) {
+    if ((threadIdx.x & 31) == 0)
         dg_bar_arrive(r.empty + stage * 8);
-        if (PAIR)
-            dg_bar_arrive_at(r.empty + stage * 8, rank ^ 1);
-    }
 }
 
 /* What the lane's two rows see, counted from the block's first tile, and their running softmax. */
@@ -156,7 +146,7 @@ DGC_FN void clear_unseen(unsigned char *v, int from, int to, int thread, int thr
 
 
 /* s = q . keys over HD, begun and committed; used: the ring's stages, to be given back when it is done. */
-template <int HD, int ROWS, int N, bool PAIR> DGC_FN void begin_scores(float (&s)[32], unsigned q, struct ring<N, PAIR> &r, int (&used)[2]) {
+template <int HD, int ROWS, int N> DGC_FN void begin_scores(float (&s)[32], unsigned q, struct ring<N> &r, int (&used)[2]) {
     constexpr int CHUNK = ROWS * 8;
     dg_wgmma_fence();
 #pragma unroll

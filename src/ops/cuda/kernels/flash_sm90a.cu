@@ -17,13 +17,12 @@ struct span {
 };
 
 /* Stages of one ring as the copy engine fills them: a tile's keys come before the values of the one before. */
-template <int HALVES, int N, bool PAIR>
-DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N, PAIR> r, int kvh, unsigned rank) {
+template <int HALVES, int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh) {
     uint64_t keep = dg_policy_last();
     auto load = [&](const struct dgc_tmap *map, int i) {
         int slot = (int)dgc_slot(&a.f.kv, b.t0 + (int64_t)i * KEYS);
         for (int h = 0; h < HALVES; h++)
-            ring_fill(r, map, a.deep, slot, (kvh * HALVES + h) * 4, rank, keep);
+            ring_fill(r, map, slot, (kvh * HALVES + h) * 4, keep);
     };
     if (b.first < b.tiles)
         load(&a.k, b.first);
@@ -34,9 +33,8 @@ DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, stru
     }
 }
 
-/* The stage of tile i's values that this warpgroup reads, ready; `sharers` threads read it. The other half's stage is given back at once. */
-template <int HALVES, int N, bool PAIR>
-DGC_FN int take_values(struct ring<N, PAIR> &r, int wg, int i, const struct span &b, int sharers, unsigned rank) {
+/* The stage of tile i's values that this warpgroup reads, ready; SHARERS threads read it. The other half's stage is given back at once. */
+template <int HALVES, int SHARERS, int N> DGC_FN int take_values(struct ring<N> &r, int wg, int i, const struct span &b) {
     int mine = 0;
 #pragma unroll
     for (int h = 0; h < HALVES; h++) {
@@ -44,24 +42,23 @@ DGC_FN int take_values(struct ring<N, PAIR> &r, int wg, int i, const struct span
         if (HALVES == 1 || h == wg)
             mine = r.s;
         else
-            ring_release(r, r.s, rank);
+            ring_release(r, r.s);
         ring_next(r);
     }
     int64_t t = b.t0 + (int64_t)i * KEYS;
     if (t < b.lo || t + KEYS > b.hi) {
         int from = t < b.lo ? (int)(b.lo - t) : 0, to = t + KEYS > b.hi ? (int)(b.hi - t) : KEYS;
-        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + mine * STAGE, from, to, threadIdx.x & (sharers - 1), sharers);
+        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + mine * STAGE, from, to, threadIdx.x & (SHARERS - 1), SHARERS);
         dg_fence_async();
-        dg_sync_some(sharers == 256 ? 1 : 2 + wg, sharers);
+        dg_sync_some<SHARERS>(SHARERS == 256 ? 1 : 2 + wg);
     }
     return mine;
 }
 
 /* A warpgroup's sums over its tiles: acc of probabilities times 256 columns of values. The next tile's scores are begun before this one's
  * probabilities meet the values. */
-template <int HALVES, int ROWS, int N, bool PAIR>
-DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<N, PAIR> &r, int wg, const struct span &b, int sharers,
-                  unsigned rank) {
+template <int HALVES, int ROWS, int SHARERS, int N>
+DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<N> &r, int wg, const struct span &b) {
     int used[2];
     float s[32], scale[2];
     unsigned p[4][4];
@@ -74,7 +71,7 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
     auto release_keys = [&]() {
 #pragma unroll
         for (int h = 0; h < HALVES; h++)
-            ring_release(r, used[h], rank);
+            ring_release(r, used[h]);
     };
     if (b.first < b.tiles) {
         begin_scores<HALVES * 256, ROWS>(s, q, r, used);
@@ -87,7 +84,7 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
     for (int i = b.first; i < b.tiles; i += b.step) {
         if (i + b.step < b.tiles) {
             begin_scores<HALVES * 256, ROWS>(s, q, r, used);
-            int v = take_values<HALVES>(r, wg, i, b, sharers, rank);
+            int v = take_values<HALVES, SHARERS>(r, wg, i, b);
             begin_values(acc, p, r.base + v * STAGE);
             dg_wgmma_wait<1>();
             dg_hold(s);
@@ -95,16 +92,16 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
             softmax(rows, (i + b.step) * KEYS, s, scale);
             dg_wgmma_wait<0>();
             dg_hold(acc);
-            ring_release(r, v, rank);
+            ring_release(r, v);
             rescale(acc, scale);
             pack(s, p);
             continue;
         }
-        int v = take_values<HALVES>(r, wg, i, b, sharers, rank);
+        int v = take_values<HALVES, SHARERS>(r, wg, i, b);
         begin_values(acc, p, r.base + v * STAGE);
         dg_wgmma_wait<0>();
         dg_hold(acc);
-        ring_release(r, v, rank);
+        ring_release(r, v);
     }
     rows.sum[0] = quad_sum(rows.sum[0]);
     rows.sum[1] = quad_sum(rows.sum[1]);
@@ -116,44 +113,37 @@ DGC_FN uint32_t *out_row(const struct dgc_flash_args &f, int kvh, int u, int u_e
     return u < u_end ? (uint32_t *)((uint16_t *)f.y.p + (int64_t)m * f.y.ld + (int64_t)head * f.kv.hd + col + 2 * (threadIdx.x & 3)) : NULL;
 }
 
-template <int HD, bool PAIR> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
+template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     constexpr int HALVES = HD / 256, ROWS = DGC_FLASH_ROWS_SM90(HD);
     const struct dgc_flash_args &f = a.f;
     int group = f.heads / f.kv.kv_heads, units = f.n * group, q_tiles = (units + ROWS - 1) / ROWS;
-    if (PAIR)
-        q_tiles = (q_tiles + 1) & ~1; /* the second of the last pair may have no rows */
     int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * ROWS, u_end = u0 + ROWS < units ? u0 + ROWS : units;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), lane = threadIdx.x & 31;
-    unsigned base = dg_smem(dg_dyn) + 65536, full = base + STAGES * STAGE, rank = PAIR ? dg_pair_rank() : 0;
-    struct ring<STAGES, PAIR> r = {full, full + STAGES * 8, base, 0, 0};
+    unsigned base = dg_smem(dg_dyn) + 65536, full = base + STAGES * STAGE;
+    struct ring<STAGES> r = {full, full + STAGES * 8, base, 0, 0};
     if (threadIdx.x == 0) {
         ring_init(r, 8);
         dg_bar_init_fence();
     }
-    if (PAIR)
-        dg_pair_sync();
-    else
-        __syncthreads();
+    __syncthreads();
     dgc_chain();
-    /* the block's keys, or the pair's: what its rows see between them, cut to its part */
+    /* the block's keys: what its rows see between them, cut to its part */
     struct span b = {0, 0, 0, 0, 1, 0};
-    int first = PAIR ? u0 & ~ROWS : u0, last = first + (PAIR ? 2 : 1) * ROWS < units ? first + (PAIR ? 2 : 1) * ROWS : units;
     int64_t unused, part0;
     visible(&f, f.row0, &b.lo, &unused);
-    part0 = (b.lo / f.split + (int)blockIdx.y) * f.split;
-    visible(&f, f.row0 + (last - 1) / group, &unused, &b.hi);
-    visible(&f, f.row0 + first / group, &b.lo, &unused);
+    int split = f.split ? f.split : f.prm->split;
+    part0 = (b.lo / split + (int)blockIdx.y) * split;
+    visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
+    visible(&f, f.row0 + u0 / group, &b.lo, &unused);
     b.lo = b.lo > part0 ? b.lo : part0;
-    b.hi = b.hi < part0 + f.split ? b.hi : part0 + f.split;
+    b.hi = b.hi < part0 + split ? b.hi : part0 + split;
     b.t0 = b.lo & ~(int64_t)(KEYS - 1);
     b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
 
     if (wg == 2) {
         dg_regs_less<40>();
         if (threadIdx.x == 256)
-            fill<HALVES>(a, b, r, kvh, rank);
-        if (PAIR)
-            dg_pair_sync();
+            fill<HALVES>(a, b, r, kvh);
         return;
     }
     dg_regs_more<232>();
@@ -162,11 +152,9 @@ template <int HD, bool PAIR> DGC_FN void flash90(const struct dgc_flash_sm90_arg
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
     load_queries<HD, ROWS>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float acc[128];
-    sweep<HALVES, ROWS>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b, HD == 256 ? 256 : 128, rank);
-    if (PAIR) /* the other block may still give stages back to this one */
-        dg_pair_sync();
+    sweep<HALVES, ROWS, HD == 256 ? 256 : 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b);
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -198,7 +186,7 @@ template <int HD, bool PAIR> DGC_FN void flash90(const struct dgc_flash_sm90_arg
  * one's of its own. Even tiles' sums come first in both. */
 DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *give, const float4 *take, float (&sum)[2]) {
     int t = threadIdx.x & 127;
-    dg_sync_some(2 + wg, 128); /* what is given lies where values lay that another warp's products may still read */
+    dg_sync_some<128>(2 + wg); /* what is given lies where values lay that another warp's products may still read */
 #pragma unroll
     for (int n = 0; n < 16; n++)
 #pragma unroll
@@ -207,7 +195,7 @@ DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *giv
                 give[n * 128 + t] = make_float4(acc[4 * (16 * side + n)], acc[4 * (16 * side + n) + 1], acc[4 * (16 * side + n) + 2],
                                                 acc[4 * (16 * side + n) + 3]);
     give[16 * 128 + t] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float4 o = take[16 * 128 + t];
     float other_max[2] = {o.x, o.y}, other_sum[2] = {o.z, o.w}, mine[2], theirs[2];
 #pragma unroll
@@ -262,7 +250,7 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
         int w = (int)(threadIdx.x >> 5) - 8;
         if (lane == 0 && w < 2) {
             b.first = first(w);
-            fill<1>(a, b, ring_of(w), kvh, 0);
+            fill<1>(a, b, ring_of(w), kvh);
         }
         return;
     }
@@ -272,11 +260,11 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
     load_queries<256, ROWS>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
-    dg_sync_some(1, 256);
+    dg_sync_some<256>(1);
     float acc[128], sum[2];
     struct ring<N> r = ring_of(wg);
     b.first = first(wg);
-    sweep<1, ROWS>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b, 128, 0);
+    sweep<1, ROWS, 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b);
     float4 *stages = (float4 *)(dg_dyn + ROWS * 512);
     meet(acc, rows, wg, stages + wg * N * STAGE / 16, stages + (1 - wg) * N * STAGE / 16, sum);
 #pragma unroll
@@ -293,7 +281,6 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     }
 }
 
-DGC_KERNEL_ONE(flash_sm90_256, flash_sm90, 384) { flash90<256, false>(a); }
-DGC_KERNEL_ONE(flash_sm90_512, flash_sm90, 384) { flash90<512, false>(a); }
-DGC_KERNEL_PAIR(flash_sm90_512_pair, flash_sm90, 384) { flash90<512, true>(a); }
+DGC_KERNEL_ONE(flash_sm90_256, flash_sm90, 384) { flash90<256>(a); }
+DGC_KERNEL_ONE(flash_sm90_512, flash_sm90, 384) { flash90<512>(a); }
 DGC_KERNEL_ONE(flash_sm90_256_canvas, flash_sm90, 384) { flash90_canvas(a); }

@@ -7,11 +7,6 @@
 /* A kernel with a block a multiprocessor, whose warps share out the registers themselves. */
 #define DGC_KERNEL_ONE(name, kind, threads) \
     extern "C" __global__ void __launch_bounds__(threads, 1) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
-/* The same in clusters of two blocks along x. */
-#define DGC_KERNEL_PAIR(name, kind, threads)                                          \
-    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1) \
-        dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
-
 /* All kernels' dynamic shared memory. */
 extern __shared__ __align__(1024) unsigned char dg_dyn[]; /* the wgmma operands want its address to be a multiple of 1024 */
 
@@ -72,31 +67,6 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
                  "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
-}
-DGC_FN void dg_tma_load3(unsigned dst, const void *map, int x, int y, int z, unsigned bar) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
-                 : "memory");
-}
-/* The same box to the same place of both blocks of a pair, each one's barrier counting its bytes. */
-DGC_FN void dg_tma_load_both(unsigned dst, const void *map, int x, int y, unsigned bar) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, {%2, %3}], [%4], "
-                 "%5;" ::"r"(dst),
-                 "l"(map), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)3)
-                 : "memory");
-}
-/* A pair's barriers: this block's place in it, an arrival at the other one's mbarrier, and both blocks' meeting. */
-DGC_FN unsigned dg_pair_rank(void) {
-    unsigned r;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-}
-DGC_FN void dg_bar_arrive_at(unsigned bar, unsigned rank) {
-    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(rank)
-                 : "memory");
-}
-DGC_FN void dg_pair_sync(void) {
-    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }
 DGC_FN uint64_t dg_policy_first(void) {
     uint64_t p;
