@@ -25,10 +25,14 @@ static void branch(const struct pass *f, enum dg_branch b) {
         f->op->branch(f->be, b);
 }
 
-/* norm_chain of the op table, or the ops it stands for. */
-static void norm_chain(struct pass *f, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb, const struct dg_vec *w,
-                       float scale, const struct dg_norm_out *outs, int n) {
+/* norm_chain of the op table, or the ops it stands for. b: what the experts made, or NULL. */
+static void norm_chain(struct pass *f, const struct dg_vec *wa, struct dg_plane *b, const struct dg_vec *wb, const struct dg_vec *w, float scale,
+                       const struct dg_norm_out *outs, int n) {
     float eps = f->c->eps;
+    if (b && f->op->sum_chain) {
+        f->op->sum_chain(f->be, &f->t, wa, &f->p->routing, b, wb, w, eps, scale, &f->x, outs, n);
+        return;
+    }
     if (f->op->norm_chain) {
         f->op->norm_chain(f->be, &f->t, wa, b, wb, w, eps, scale, &f->x, outs, n);
         return;
@@ -72,7 +76,7 @@ static void feed_forward_block(struct pass *f, const struct dg_layer *w, int32_t
     branch(f, DG_BRANCH_MAIN);
     f->op->router(f->be, &f->hr, &w->router, &w->per_expert_scale, &f->p->routing);
     see(f, "router", l, &f->hr, &f->p->routing);
-    f->op->experts(f->be, &f->he, &f->p->routing, &w->gate_up, &w->expert_down, &f->moe);
+    f->op->experts(f->be, &f->he, &f->p->routing, &w->gate_up, &w->expert_down, f->op->sum_chain ? NULL : &f->moe);
     branch(f, DG_BRANCH_JOIN);
     const struct dg_norm_out out = {next, 1, &f->h};
     norm_chain(f, &w->post_ff_norm_1, &f->moe, &w->post_ff_norm_2, &w->post_ff_norm, scalar, &out, next != NULL);
@@ -218,11 +222,10 @@ static void denoise(void *ctx) {
     f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
 }
 
-/* Everything the launches of a denoise pass depend on. */
+/* Everything that a denoise pass asks of its ops, but for what struct dg_replay has beside the key. */
 struct denoise_key {
     const struct dg_planes *planes;
     const struct dg_kv *kv;
-    int64_t pos0, ring_from;
     int32_t n, topk, sc, sparse;
 };
 
@@ -232,7 +235,7 @@ static void run_denoise(struct denoise *s) {
         denoise(s);
         return;
     }
-    struct denoise_key key = {f->p, f->kv, f->batch.pos0, f->batch.ring_from, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
+    struct denoise_key key = {f->p, f->kv, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
     struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t};
     f->op->replay(f->be, &r, denoise, s);
 }

@@ -26,6 +26,8 @@ struct dg_attention_opts {
     bool unwindowed;                    /* denoise: sliding layers see all that their rings still hold (DGQ_ATTN_WINDOW=0) */
 };
 
+#define DG_STATS_READ 4 /* arrays of statistics that a step's caller reads */
+
 /* Planes of a session, allocated once: every forward call works in them. */
 struct dg_planes {
     int32_t rows;
@@ -37,7 +39,7 @@ struct dg_planes {
     struct dg_plane ff;     /* [rows][inter] */
     struct dg_plane moe;    /* f32 [rows][hidden] */
     struct dg_plane logits; /* f32 [canvas][vocab]; planes for prefill have none */
-    struct dg_row_stats stats;
+    struct dg_row_stats stats; /* DG_STATS_READ of them lie in one block, in this order: entropy, p_max, argmax, max; cfg.canvas of each */
     float stats_inv_t;      /* 1/T the statistics were taken at */
     struct dg_routing routing;
     int32_t *ids;           /* backend memory [rows] */

@@ -50,9 +50,13 @@ size_t dg_planes_bytes_prefill(const struct dg_backend *be, enum dg_dtype type, 
     return (size_t)rows * row + (size_t)c->canvas * (4 * sizeof(float) + sizeof(int32_t));
 }
 
+static size_t stats_tiles(const struct dg_backend *be) {
+    return be->ops->stats_tile ? ((size_t)be->model->cfg.vocab - 1) / (size_t)be->ops->stats_tile + 1 : 0;
+}
+
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {
     const struct dg_config *c = &be->model->cfg;
-    return dg_planes_bytes_prefill(be, be->ops->act, rows) + (size_t)c->canvas * (size_t)c->vocab * sizeof(float);
+    return dg_planes_bytes_prefill(be, be->ops->act, rows) + (size_t)c->canvas * ((size_t)c->vocab + stats_tiles(be)) * sizeof(float);
 }
 
 static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, bool logits, struct dg_error *err) {
@@ -72,11 +76,12 @@ static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int3
     if (logits)
         p->logits = dg_plane_alloc(be, DG_F32, c->canvas, c->vocab);
     size_t n = (size_t)c->canvas, pairs = (size_t)rows * (size_t)c->topk;
-    p->stats.entropy = op->alloc(be, n * sizeof(float));
-    p->stats.max = op->alloc(be, n * sizeof(float));
-    p->stats.sum = op->alloc(be, n * sizeof(float));
-    p->stats.p_max = op->alloc(be, n * sizeof(float));
-    p->stats.argmax = op->alloc(be, n * sizeof(int32_t));
+    float *stats = op->alloc(be, (DG_STATS_READ + 1) * n * sizeof *stats);
+    if (stats)
+        p->stats = (struct dg_row_stats){.entropy = stats, .p_max = stats + n, .argmax = (int32_t *)(stats + 2 * n), .max = stats + 3 * n,
+                                         .sum = stats + DG_STATS_READ * n};
+    if (logits && op->stats_tile)
+        p->stats.tile_max = op->alloc(be, n * stats_tiles(be) * sizeof *stats);
     p->routing.expert = op->alloc(be, pairs * sizeof(int32_t));
     p->routing.weight = op->alloc(be, pairs * sizeof(float));
     p->routing.k = c->topk;
@@ -118,8 +123,8 @@ void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {
     struct dg_plane *planes[] = {&p->x, &p->h, &p->hr, &p->he, &p->t, &p->qkv, &p->att, &p->ff, &p->moe, &p->logits};
     for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
         dg_plane_free(be, planes[i]);
-    void *arrays[] = {p->stats.entropy,  p->stats.max,      p->stats.sum, p->stats.p_max, p->stats.argmax, p->routing.expert,
-                      p->routing.weight, p->ids,            p->cos[0],    p->cos[1],      p->sin[0],       p->sin[1]};
+    void *arrays[] = {p->stats.entropy, p->stats.tile_max, p->routing.expert, p->routing.weight, p->ids,
+                      p->cos[0],        p->cos[1],         p->sin[0],         p->sin[1]};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         be->ops->free(be, arrays[i]);
     dg_free(p->host_cos);

@@ -99,6 +99,7 @@ struct dg_row_stats {
     float *sum;     /* sum of exp(logit / T - max) */
     float *p_max;   /* largest probability */
     int32_t *argmax; /* ties: lowest id */
+    float *tile_max; /* largest logit of every ops->stats_tile ids, [rows][ceil(vocab / stats_tile)]; NULL: not wanted */
 };
 
 /* A row's experts: [rows][k] ids and weights in backend memory, strongest first. */
@@ -130,7 +131,8 @@ enum dg_branch {
     DG_BRANCH_JOIN  /* what comes after both, and sees both */
 };
 
-/* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
+/* A pass that is run again and again. Passes of one key call the same ops with the same arguments but for what the other fields hold: where in the
+ * sequence the pass stands, which ops find in their struct dg_batch, and its temperatures. */
 struct dg_replay {
     const void *key;
     size_t key_bytes;
@@ -143,6 +145,7 @@ struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
+    int32_t stats_tile; /* ids of a tile whose largest logit the statistics may hold; 0: this backend has no use for them */
     int32_t chunk;     /* rows of a prefill call it needs to be busy; 0 = any will do */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
@@ -172,6 +175,12 @@ struct dg_ops {
     void (*norm_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
                        const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n);
 
+    /* NULL, or norm_chain whose b is what the experts op before it, called with y NULL for this routing, has left to be summed. b is an f32 plane
+     * that may be written to. The same bits as experts with y = b and norm_chain. Without it experts always has a y. */
+    void (*sum_chain)(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_routing *routing, struct dg_plane *b,
+                      const struct dg_vec *wb, const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs,
+                      int n);
+
     /* y = a + b. y may be either. */
     void (*add)(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y);
 
@@ -196,7 +205,8 @@ struct dg_ops {
     void (*router)(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                    struct dg_routing *out);
 
-    /* y[m] = sum over the row's experts, strongest first, of weight * down_e(gelu_tanh(gate_e x) * up_e x). y: f32. */
+    /* y[m] = sum over the row's experts, strongest first, of weight * down_e(gelu_tanh(gate_e x) * up_e x). y: f32; NULL leaves the sum to
+     * sum_chain. */
     void (*experts)(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                     const struct dg_stack *down, struct dg_plane *y);
 
@@ -216,8 +226,8 @@ struct dg_ops {
      * NULL they run one after the other, to the same bits. Neither branch writes or frees memory through this table. */
     void (*branch)(struct dg_backend *be, enum dg_branch b);
 
-    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may keep what they launch and, at the next
-     * call with the same key, launch that instead of calling run. It forgets it when memory is freed. */
+    /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may call run once more to keep what the ops
+     * launch, and at a later call with the same key launch that instead of calling run. It forgets what it keeps when memory is freed. */
     void (*replay)(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 };
 

@@ -167,12 +167,15 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
         st = other_planes(s, rows, err);
     if (st == DG_OK) {
         size_t n = (size_t)c->canvas;
-        s->entropy = dg_calloc(n, sizeof *s->entropy);
-        s->p_max = dg_calloc(n, sizeof *s->p_max);
-        s->argmax = dg_calloc(n, sizeof *s->argmax);
+        s->entropy = dg_calloc(DG_STATS_READ * n, sizeof *s->entropy);
+        if (s->entropy) {
+            s->p_max = s->entropy + n;
+            s->argmax = (int32_t *)(s->entropy + 2 * n);
+            s->max = s->entropy + 3 * n;
+        }
         s->row = dg_calloc((size_t)c->vocab, sizeof *s->row);
         s->draw_sum = dg_calloc((size_t)DRAW_BLOCKS(c->vocab), sizeof *s->draw_sum);
-        if (!s->entropy || !s->p_max || !s->argmax || !s->row || !s->draw_sum || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+        if (!s->entropy || !s->row || !s->draw_sum || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
             st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
     }
     if (st != DG_OK) {
@@ -200,8 +203,6 @@ void dg_session_destroy(struct dg_session *s) {
     dg_kv_deinit(&s->kv, s->be);
     dg_ids_deinit(&s->log);
     dg_free(s->entropy);
-    dg_free(s->p_max);
-    dg_free(s->argmax);
     dg_free(s->row);
     dg_free(s->draw_sum);
     dg_free(s);
@@ -293,10 +294,8 @@ enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_
 enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err) {
     struct dg_denoise d = {canvas, n, sc, s->opts.sc_sparse, inv_t};
     DG_TRY(dg_forward_denoise(s->be, s->planes, &s->kv, &d, NULL, err));
-    size_t rows = (size_t)n;
-    s->be->ops->read(s->be, s->entropy, s->planes->stats.entropy, rows * sizeof *s->entropy);
-    s->be->ops->read(s->be, s->p_max, s->planes->stats.p_max, rows * sizeof *s->p_max);
-    s->be->ops->read(s->be, s->argmax, s->planes->stats.argmax, rows * sizeof *s->argmax);
+    size_t all = (DG_STATS_READ - 1) * (size_t)s->cfg->canvas + (size_t)n;
+    s->be->ops->read(s->be, s->entropy, s->planes->stats.entropy, all * sizeof *s->entropy);
     DG_TRY(dg_backend_status(s->be, err));
     int32_t bad = 0, first = -1;
     for (int32_t i = 0; i < n; i++) {
@@ -341,12 +340,10 @@ static void draw_part(void *arg, int part, int n_parts) {
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) {
     struct draw_job j = {.inv_t = (double)s->planes->stats_inv_t, .vocab = s->cfg->vocab, .sum = s->draw_sum};
     const float *logits = (const float *)s->planes->logits.data + (int64_t)row * j.vocab;
-    float max;
     if (!s->be->ops->host_memory)
         s->be->ops->read(s->be, s->row, logits, (size_t)j.vocab * sizeof *logits);
     j.z = s->be->ops->host_memory ? logits : s->row;
-    s->be->ops->read(s->be, &max, s->planes->stats.max + row, sizeof max);
-    j.max = (double)max;
+    j.max = (double)s->max[row];
     dg_pool_run(s->be->pool, draw_part, &j);
     double sum = 0, at = 0;
     int32_t b = 0, blocks = DRAW_BLOCKS(j.vocab);

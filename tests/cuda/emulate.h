@@ -23,6 +23,7 @@
 #define DGC_KERNEL_EARLY(name, kind, threads, blocks) DGC_KERNEL(name, kind, threads)
 #define dgc_chain() ((void)0)
 #define dgc_prefetch(p) ((void)(p))
+#define dgc_discard(p) memset((p), 0xff, 128) /* NaN */
 #define DGC_DYNAMIC_SHARED(name) unsigned char *name = emu_shared
 extern unsigned char emu_shared[]; /* as much as the largest GPU gives a block, poisoned before each block */
 

@@ -124,7 +124,7 @@ static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argma
         st = dg_session_extend(s, ids, 40, NULL, NULL, err);
     if (st == DG_OK)
         st = dg_session_step(s, canvas, n, DG_SC_SEED, 1.25f, err);
-    for (int i = 0; i < 2 && st == DG_OK; i++) /* the second is recorded */
+    for (int i = 0; i < 2 && st == DG_OK; i++) /* the second is launched as recorded */
         st = dg_session_step(s, canvas, n, DG_SC_SOFT, 1.3f, err);
     for (int i = 0; st == DG_OK && i < n; i++) {
         entropy[i] = s->entropy[i];
@@ -190,6 +190,95 @@ static void branches(void) {
     unsetenv("DG_STUB_CC");
 }
 
+/* The mini model's with a sliding and a full layer alone, narrow ones, and few ids. */
+static struct dg_config *small_config(void) {
+    struct dg_config *c = dg_calloc(1, sizeof *c);
+    int32_t full = 0;
+    if (!c)
+        abort();
+    *c = mini->cfg;
+    while (!c->layer[full].full)
+        full++;
+    c->layer[1] = c->layer[full];
+    c->layers = 2;
+    c->vocab = 320;
+    c->hidden = c->inter = 64;
+    c->moe = 32;
+    c->experts = 4;
+    c->topk = 2;
+    return c;
+}
+
+#define ROWS 4
+#define PASSES 8
+
+/* Three blocks of a conversation, in the middle one a block of fewer rows: entropies of the last step of each, and how many kernels each pass
+ * launched one by one. */
+static enum dg_status conversation(struct dg_backend *be, const struct dg_session_opts *o, float *entropy, long *launched, struct dg_error *err) {
+    static const struct {
+        int32_t rows, commit;
+        enum dg_sc_mode sc;
+    } pass[PASSES] = {{ROWS, 0, DG_SC_SEED}, {ROWS, 0, DG_SC_SOFT}, {ROWS, 8, DG_SC_SOFT}, {ROWS, 0, DG_SC_SEED},
+                      {ROWS, 0, DG_SC_SOFT}, {ROWS / 2, 60, DG_SC_SEED}, {ROWS, 0, DG_SC_SEED}, {ROWS, 0, DG_SC_SOFT}};
+    struct dg_session *s = NULL;
+    int32_t ids[256];
+    for (int i = 0; i < 256; i++)
+        ids[i] = 7 + 53 * i % 300;
+    enum dg_status st = dg_session_create(&s, be, o, err);
+    if (st == DG_OK)
+        st = dg_session_extend(s, ids, 8, NULL, NULL, err);
+    for (int i = 0; i < PASSES && st == DG_OK; i++) {
+        long before = stub_launches();
+        st = dg_session_step(s, ids + 100 + 3 * i, pass[i].rows, pass[i].sc, 1.25f + 0.1f * (float)i, err);
+        launched[i] = stub_launches() - before;
+        for (int j = 0; st == DG_OK && j < pass[i].rows; j++)
+            entropy[i * ROWS + j] = s->entropy[j];
+        if (st == DG_OK && pass[i].commit)
+            st = dg_session_append(s, ids, (size_t)pass[i].commit, err);
+    }
+    dg_session_destroy(s);
+    return st;
+}
+
+/* Passes that are launched as recorded, also where the conversation has moved on, leave the bits of passes run op by op; a pass whose attention is
+ * cut otherwise there is run anew. '1': a pass is launched as recorded. */
+static void recordings(void) {
+    static const struct {
+        const char *name, *kernels, *replayed;
+        struct dg_attention_opts attention;
+    } how[] = {{"windows", "auto", "00111011", {0, 0, false}},
+               {"everything in the rings", "auto", "00111011", {0, 0, true}},
+               {"keys chosen", "auto", "00111011", {0, 8, false}},
+               {"parts of 64 keys", "auto,split=64,split_full=64", "00111000", {0, 0, false}}};
+    struct dg_config *c = small_config();
+    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7};
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        struct dg_session_opts o = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true, .attention = how[i].attention};
+        float entropy[2][PASSES * ROWS] = {{0}};
+        long launched[2][PASSES] = {{0}};
+        char replayed[PASSES + 1] = "", name[80], why[900];
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        struct dg_cuda_opts opts = {0};
+        enum dg_status st = dg_cuda_choose_kernels(how[i].kernels, &opts, &err);
+        if (st == DG_OK)
+            st = dg_cuda_create_random(&be, &shape, &opts, &err);
+        for (int on = 0; on < 2 && st == DG_OK; on++) {
+            dg_cuda_replay_passes(be, on);
+            st = conversation(be, &o, entropy[on], launched[on], &err);
+        }
+        for (int j = 0; j < PASSES; j++)
+            replayed[j] = launched[1][j] < 4 ? '1' : launched[1][j] >= launched[0][j] + 4 ? '0' : '?';
+        bool same = memcmp(entropy[0], entropy[1], sizeof entropy[0]) == 0;
+        snprintf(name, sizeof name, "recorded passes, %s", how[i].name);
+        snprintf(why, sizeof why, "%s; replayed %s, entropies %s", dg_error_text(&err), replayed, same ? "the same" : "differ");
+        ok(st == DG_OK && same && strcmp(replayed, how[i].replayed) == 0, name, why);
+        dg_backend_destroy(be);
+        dg_error_clear(&err);
+    }
+    dg_free(c);
+}
+
 /* NaN or Inf in one row of the embedding reaches every row's logits, and in a layer every value: an error with the row, by the statistics that
  * the head takes anyway. A NaN in its last column, too, which no row's maximum shows. */
 static void bad_numbers(bool exact) {
@@ -234,7 +323,9 @@ static void bad_numbers(bool exact) {
 /* A kernel that fails in the middle of a turn is that turn's error; the backend can be closed and nothing is left. */
 static void failing_turn(void) {
     static const char *const calls[] = {"cuLaunchKernel:30:700",      "cuMemAlloc_v2:20:2",      "cuMemcpyDtoHAsync_v2:2:700",
-                                        "cuStreamSynchronize:1:700", "cuStreamWaitEvent:7:700", "cuStreamWaitEvent:8:700"};
+                                        "cuStreamSynchronize:1:700", "cuStreamWaitEvent:7:700", "cuStreamWaitEvent:8:700",
+                                        "cuStreamBeginCapture_v2:1:700", "cuStreamEndCapture:2:700", "cuGraphInstantiateWithFlags:2:700",
+                                        "cuGraphUpload:2:700"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         struct dg_error err = {0};
         struct dg_backend *be = NULL;
@@ -671,6 +762,7 @@ int main(int argc, char **argv) {
     same_as_cpu(true);
     same_as_cpu(false);
     branches();
+    recordings();
     bad_numbers(true);
     bad_numbers(false);
     failing_turn();

@@ -625,6 +625,14 @@ FN(cuGraphLaunch, struct graph *x, struct stream *s) {
     put(s, &(struct op){.kind = GRAPH, .graph = x});
     return 0;
 }
+FN(cuGraphUpload, const struct graph *x, const struct stream *s) {
+    PLANNED();
+    if (!x->owners || s->capture) {
+        fault("a graph brought to the device that is not there, or in a capture");
+        return 1;
+    }
+    return 0;
+}
 FN(cuGraphDestroy, struct graph *g) {
     handles--;
     return graph_drop(g);

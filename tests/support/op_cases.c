@@ -641,6 +641,35 @@ static void case_router(struct op_run *r) {
     one_router(r, 3, 8, 64, 8, false);
 }
 
+/* experts whose sum is left to sum_chain, against experts with a norm_chain behind. */
+static void sum_chain_is(struct op_run *r, const struct dg_plane *x, const struct dg_routing *route, const struct dg_stack *gu,
+                         const struct dg_stack *dn) {
+    const struct dg_ops *op = r->c->be->ops;
+    int n = x->rows, k = dn->n;
+    r->rows_at = OP_ROWS_WHOLE;
+    struct op_plane a[2], res[2], out[2], sum = op_output(r, n, k, DG_F32);
+    struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy = op_vec(r, k, 1);
+    for (int i = 0; i < 2; i++) {
+        a[i] = op_output(r, n, k, op->act);
+        res[i] = op_output(r, n, k, op->act);
+        out[i] = op_output(r, n, k, op->act);
+        op->rms_norm(r->c->be, x, &wa.v, 2, 1e-6f, &a[i].p);
+        op->rms_norm(r->c->be, x, &wb.v, 3, 1e-6f, &res[i].p);
+        const struct dg_norm_out outs = {&wy.v, 0.5f, &out[i].p};
+        op->experts(r->c->be, x, route, gu, dn, i ? NULL : &sum.p);
+        if (i) {
+            op->sum_chain(r->c->be, &a[i].p, &wa.v, route, &sum.p, &wb.v, &w.v, 1e-6f, 0.75f, &res[i].p, &outs, 1);
+        } else {
+            op->norm_chain(r->c->be, &a[i].p, &wa.v, &sum.p, &wb.v, &w.v, 1e-6f, 0.75f, &res[i].p, &outs, 1);
+        }
+        op_fetch(r, &res[i]);
+        op_fetch(r, &out[i]);
+    }
+    op_expect_same(r, &res[0], 0, &res[1], 0, n);
+    op_expect_same(r, &out[0], 0, &out[1], 0, n);
+    r->rows_at = OP_ROWS_ANY;
+}
+
 /* Which experts a case's rows go to. */
 struct spread {
     enum { DRAWN, LOPSIDED, COUNTED } kind; /* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none */
@@ -684,6 +713,8 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
     struct dg_routing route = {op_upload(r, id, pairs * 4), op_upload(r, wt, pairs * 4), topk};
     be->ops->experts(be, &x.p, &route, &gu.s, &dn.s, &y.p);
     op_fetch(r, &y);
+    if (be->ops->sum_chain)
+        sum_chain_is(r, &x.p, &route, &gu.s, &dn.s);
     double *h = op_memory(r, (size_t)moe * sizeof *h), *bh = op_memory(r, (size_t)moe * sizeof *bh);
     double *want = op_memory(r, (size_t)hidden * sizeof *want), *bound = op_memory(r, (size_t)hidden * sizeof *bound);
     for (int i = 0; op_checks(r) && i < m; i++) {
@@ -762,12 +793,18 @@ static void case_experts(struct op_run *r) {
     }
 }
 
+static int32_t stats_tiles(struct op_run *r, int vocab) {
+    int32_t tile = r->c->be->ops->stats_tile;
+    return tile ? (vocab - 1) / tile + 1 : 0;
+}
+
 /* The statistics of rows of logits against sums in double. */
 static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, int vocab, float inv_t, const struct dg_row_stats *s) {
     size_t n = (size_t)rows * 4;
     const float *h = op_download(r, s->entropy, n), *max = op_download(r, s->max, n), *sum = op_download(r, s->sum, n),
                 *pm = op_download(r, s->p_max, n);
-    const int32_t *arg = op_download(r, s->argmax, n);
+    const int32_t *arg = op_download(r, s->argmax, n), tiles = stats_tiles(r, vocab), tile = r->c->be->ops->stats_tile;
+    const float *top_of = tiles ? op_download(r, s->tile_max, n * (size_t)tiles) : NULL;
     for (int i = 0; op_checks(r) && i < rows; i++) {
         const float *row = z + i * ld;
         int best = 0, bad = 0;
@@ -789,6 +826,12 @@ static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, 
             mag += e * fabs(d);
         }
         double rel = slack / total + 64 * U;
+        for (int t = 0; t < tiles; t++) {
+            float most = row[t * tile];
+            for (int v = t * tile; v < vocab && v < (t + 1) * tile; v++)
+                most = fmaxf(most, row[v]);
+            op_expect_value(r, top_of[i * tiles + t], most, 0, "tile_max", i, t);
+        }
         op_expect_value(r, arg[i], best, 0, "argmax", i, 0);
         op_expect_value(r, max[i], top, 0, "max", i, 0);
         op_expect_value(r, sum[i], total, rel * total, "sum", i, 0);
@@ -797,9 +840,10 @@ static void check_stats(struct op_run *r, const float *z, int64_t ld, int rows, 
     }
 }
 
-static struct dg_row_stats make_stats(struct op_run *r, int rows) {
-    size_t n = (size_t)rows * 4;
-    return (struct dg_row_stats){op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n)};
+static struct dg_row_stats make_stats(struct op_run *r, int rows, int vocab) {
+    size_t n = (size_t)rows * 4, tiles = (size_t)stats_tiles(r, vocab);
+    return (struct dg_row_stats){op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n), op_poisoned(r, n),
+                                 tiles ? op_poisoned(r, n * tiles) : NULL};
 }
 
 static void case_head(struct op_run *r) {
@@ -814,7 +858,7 @@ static void case_head(struct op_run *r) {
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
-            struct dg_row_stats st = make_stats(r, m);
+            struct dg_row_stats st = make_stats(r, m, vocab);
             be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
             op_fetch(r, &z);
             for (int i = 0; op_checks(r) && i < m; i++)
@@ -853,7 +897,7 @@ static void case_row_stats(struct op_run *r) {
                     raw[4 * z.p.ld + v] = -3, raw[5 * z.p.ld + v] = NAN;
                 op_send(r, &z);
             }
-            struct dg_row_stats st = make_stats(r, m);
+            struct dg_row_stats st = make_stats(r, m, vocab);
             be->ops->row_stats(be, &z.p, inv_t, &st);
             check_stats(r, raw, z.p.ld, m, vocab, inv_t, &st);
             op_done(r, "vocab=%d kind %d", vocab, kind);
@@ -866,19 +910,27 @@ static void case_soft_embed(struct op_run *r) {
     for (int f = 0; f < 16; f++) {
         bool sparse = f & 4, big = f & 8;
         enum dg_format fmt = fmts[f & 3];
-        int m = big ? 67 : 3, vocab = big ? (r->c->emulated ? 900 : r->c->small ? 2500 : VOCAB) : 50;
+        int m = big ? 67 : 3, vocab = big ? (r->c->emulated ? 1300 : r->c->small ? 2500 : VOCAB) : 50;
         int k = big && !r->c->small ? HIDDEN : r->c->emulated ? 40 : 72;
         struct op_plane z = op_input(r, m, vocab, DG_F32, 6), y = op_output(r, m, k, be->ops->act);
         struct op_mat w = op_mat(r, fmt, vocab, k, 1);
-        for (int i = 1; big && i < m; i += 4) /* rows so flat that nearly every id survives, among others */
+        for (int i = 0; big && i < m; i++) /* of four rows one so flat that nearly every id survives, and one of some hundred */
             for (int v = 0; v < vocab; v++)
-                z.raw_rows[i * z.p.ld + v] *= 0.2f;
+                z.raw_rows[i * z.p.ld + v] *= i % 4 == 1 ? 0.2f : i % 4 == 3 ? 0.5f : 1.0f;
         op_send(r, &z);
-        struct dg_row_stats st = make_stats(r, m);
+        struct dg_row_stats st = make_stats(r, m, vocab);
         be->ops->row_stats(be, &z.p, 1.25f, &st);
         const float *max = op_download(r, st.max, (size_t)m * 4), *sum = op_download(r, st.sum, (size_t)m * 4);
         be->ops->soft_embed(be, &z.p, &st, 1.25f, &w.m, 20.0f, sparse, &y.p);
         op_fetch(r, &y);
+        if (st.tile_max) { /* it is a help and no more */
+            struct dg_row_stats bare = st;
+            struct op_plane again = op_output(r, m, k, be->ops->act);
+            bare.tile_max = NULL;
+            be->ops->soft_embed(be, &z.p, &bare, 1.25f, &w.m, 20.0f, sparse, &again.p);
+            op_fetch(r, &again);
+            op_expect_same(r, &y, 0, &again, 0, m);
+        }
         double *want = op_memory(r, (size_t)k * sizeof *want), *mag = op_memory(r, (size_t)k * sizeof *mag);
         for (int i = 0; op_checks(r) && i < m; i++) {
             double edge = 0;
@@ -902,7 +954,8 @@ static void case_soft_embed(struct op_run *r) {
         if (m > 3) {
             int from = m / 3, n = m - from;
             struct dg_plane part = op_rows(&z, from, n);
-            struct dg_row_stats rest = {st.entropy + from, st.max + from, st.sum + from, st.p_max + from, st.argmax + from};
+            struct dg_row_stats rest = {st.entropy + from, st.max + from, st.sum + from, st.p_max + from, st.argmax + from,
+                                        st.tile_max ? st.tile_max + from * stats_tiles(r, vocab) : NULL};
             struct op_plane again = op_output(r, n, k, be->ops->act);
             be->ops->soft_embed(be, &part, &rest, 1.25f, &w.m, 20.0f, sparse, &again.p);
             op_fetch(r, &again);

@@ -654,7 +654,7 @@ static void attention_nan(void **state) {
 
 static struct dg_row_stats stats_of(int rows) {
     return (struct dg_row_stats){calloc((size_t)rows, 4), calloc((size_t)rows, 4), calloc((size_t)rows, 4), calloc((size_t)rows, 4),
-                                 calloc((size_t)rows, 4)};
+                                 calloc((size_t)rows, 4), NULL};
 }
 
 static void stats_free(struct dg_row_stats *s) {
@@ -833,7 +833,7 @@ static void soft_embedding(void **state) {
                     fail_msg("row %d: exact and sparse differ by more than the dropped mass of %g allows", r, lost);
             same_bits("soft embedding, threads", &exact, r, &y3, r);
             struct dg_plane zr = only_row(&z, r), one = strided(1, H, 0);
-            struct dg_row_stats own = {s.entropy + r, s.max + r, s.sum + r, s.p_max + r, s.argmax + r};
+            struct dg_row_stats own = {s.entropy + r, s.max + r, s.sum + r, s.p_max + r, s.argmax + r, NULL};
             for (int k = 0; k < 2; k++) {
                 be->ops->soft_embed(be, &zr, &own, inv_t, &embed.m, scale, k, &one);
                 be_ok();

@@ -1,4 +1,4 @@
-/* Creating and destroying the CUDA backend, its errors, launches, parameters and graphs. */
+/* Creating and destroying the CUDA backend, its errors, launches and parameters. */
 #include "core/mem.h"
 #include "ops/cuda/images.h"
 #include "ops/cuda/state.h"
@@ -96,7 +96,7 @@ void dg_cuda_branch(struct dg_backend *be, enum dg_branch b) {
         follow(be, cu->stream, cu->side, cu->joined);
 }
 
-static void push_params(struct dg_backend *be, struct dgc_params p) {
+void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p) {
     struct dg_cuda *cu = dg_cuda_of(be);
     if (cu->capturing || (cu->params_known && memcmp(&cu->params, &p, sizeof p) == 0))
         return;
@@ -110,118 +110,20 @@ void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
     p.pos0 = b->pos0;
     p.ring_from = b->ring_from;
     p.n_live = b->n_live;
-    push_params(be, p);
+    p.split = dg_cuda_hopper_split(b, &(struct dg_kv_layer){0});
+    dg_cuda_push_params(be, p);
 }
 
 void dg_cuda_want_inv_t(struct dg_backend *be, float head) {
     struct dgc_params p = dg_cuda_of(be)->params;
     p.inv_t_head = head;
-    push_params(be, p);
+    dg_cuda_push_params(be, p);
 }
 
 void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft) {
     struct dgc_params p = dg_cuda_of(be)->params;
     p.inv_t_soft = soft;
-    push_params(be, p);
-}
-
-struct dg_cuda_graph {
-    dg_cu_graph_exec exec;
-};
-
-enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph")) {
-        cu->capturing = true;
-        dg_cuda_feed_record(be);
-    }
-    return dg_backend_status(be, err);
-}
-
-enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **out, struct dg_error *err) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    *out = NULL;
-    struct dg_cuda_graph *g = dg_calloc(1, sizeof *g);
-    dg_cu_graph graph = NULL;
-    dg_cuda_feed_record_end(be);
-    bool failed = be->error.code != DG_OK;
-    /* a capture must be ended also after an op failed in it */
-    dg_cu_result r = cu->capturing ? cu->d.capture_end(cu->stream, &graph) : 0;
-    cu->capturing = false;
-    if (!g)
-        dg_backend_fail(be, DG_E_NOMEM, "no memory for a graph");
-    else if (!failed && dg_cuda_ok(be, r, "recording a graph"))
-        dg_cuda_ok(be, cu->d.graph_instantiate(&g->exec, graph, 0), "making a graph");
-    if (graph)
-        cu->d.graph_destroy(graph);
-    enum dg_status st = dg_backend_status(be, err);
-    if (st != DG_OK)
-        dg_free(g);
-    else
-        *out = g;
-    return st;
-}
-
-void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_params *p) {
-    struct dgc_params v = dg_cuda_of(be)->params;
-    v.pos0 = p->pos0;
-    v.ring_from = p->ring_from;
-    v.n_live = p->n_live;
-    v.inv_t_head = p->inv_t;
-    v.inv_t_soft = p->inv_t_before;
-    push_params(be, v);
-}
-
-void dg_cuda_graph_launch(struct dg_backend *be, struct dg_cuda_graph *g) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    dg_cuda_feed_claim(be);
-    if (dg_cuda_enter(be))
-        dg_cuda_ok(be, cu->d.graph_launch(g->exec, cu->stream), "running a graph");
-    dg_cuda_feed_release(be);
-}
-
-void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {
-    if (!g)
-        return;
-    dg_cuda_of(be)->d.graph_exec_destroy(g->exec);
-    dg_free(g);
-}
-
-void dg_cuda_replay_forget(struct dg_backend *be) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    dg_cuda_graph_destroy(be, cu->replay.graph);
-    cu->replay.graph = NULL;
-    cu->replay.bytes = 0;
-}
-
-static enum dg_status record(struct dg_backend *be, void (*run)(void *ctx), void *ctx, struct dg_error *err) {
-    DG_TRY(dg_cuda_graph_begin(be, err));
-    run(ctx);
-    return dg_cuda_graph_end(be, &dg_cuda_of(be)->replay.graph, err);
-}
-
-void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    if (be->error.code != DG_OK)
-        return;
-    if (cu->replay.bytes != r->key_bytes || memcmp(cu->replay.key, r->key, r->key_bytes) != 0) {
-        dg_cuda_replay_forget(be);
-        if (r->key_bytes <= sizeof cu->replay.key) {
-            memcpy(cu->replay.key, r->key, r->key_bytes);
-            cu->replay.bytes = r->key_bytes;
-        }
-        run(ctx);
-        return;
-    }
-    struct dg_error err = {0};
-    enum dg_status st = cu->replay.graph ? DG_OK : record(be, run, ctx, &err);
-    if (st != DG_OK) {
-        dg_backend_fail(be, st, dg_error_text(&err));
-        dg_error_clear(&err);
-        return;
-    }
-    dg_cuda_graph_params(be, &(struct dg_cuda_graph_params){r->pos0, r->ring_from, r->n_live, r->inv_t, r->inv_t_before});
-    dg_cuda_graph_launch(be, cu->replay.graph);
+    dg_cuda_push_params(be, p);
 }
 
 void dg_cuda_mark(struct dg_backend *be, int i) {

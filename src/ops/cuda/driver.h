@@ -88,6 +88,7 @@ enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
     X(1, graph_launch, "cuGraphLaunch", (dg_cu_graph_exec, dg_cu_stream))                                                            \
     X(1, graph_destroy, "cuGraphDestroy", (dg_cu_graph))                                                                             \
     X(1, graph_exec_destroy, "cuGraphExecDestroy", (dg_cu_graph_exec))                                                               \
+    X(0, graph_upload, "cuGraphUpload", (dg_cu_graph_exec, dg_cu_stream))                                                            \
     X(0, func_param, "cuFuncGetParamInfo", (dg_cu_function, size_t, size_t *, size_t *))                                             \
     X(0, launch_ex, "cuLaunchKernelEx", (const struct dg_cu_launch *, dg_cu_function, void **, void **))                                            \
     X(0, tensor_map_tiled, "cuTensorMapEncodeTiled",                                                                                 \

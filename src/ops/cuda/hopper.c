@@ -200,7 +200,7 @@ bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a,
             return true;
         dgc_launch_head_sm90(be, DGC_K_head_sm90, (unsigned)parts, 1, DGC_GEMM_SHARED(128, 256, 4), &h);
         struct dgc_head_stats_args t = {cu->s.head_part, cu->dev_params, s->entropy + row, s->max + row, s->sum + row, s->p_max + row,
-                                        s->argmax + row, parts};
+                                        s->argmax + row, parts, s->tile_max ? s->tile_max + (int64_t)row * parts : NULL};
         dgc_launch_head_stats(be, DGC_K_head_stats, (unsigned)n, 1, 0, &t);
     }
     return true;
@@ -262,7 +262,7 @@ static const float *globals(const struct dg_stack *s) {
 }
 
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                            const struct dg_stack *down, struct dg_plane *y) {
+                            const struct dg_stack *down) {
     struct dg_cuda *cu = dg_cuda_of(be);
     int32_t hidden = down->n, moe = down->k, pairs = x->rows * routing->k;
     unsigned blocks = (unsigned)cu->n_sm;
@@ -281,12 +281,5 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
     bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
     dgc_launch_moe(be, ups[nv][many], blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
     dgc_launch_moe(be, downs[nv][many], blocks, 1, (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);
-    if (at_vectors(y->data, y->ld * 4)) {
-        struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, hidden};
-        dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)x->rows, tiles(hidden / 4, 352), 0, &s);
-    } else {
-        struct dgc_experts_sum_args s = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, hidden};
-        dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(hidden, 256), (unsigned)x->rows, 0, &s);
-    }
     return true;
 }

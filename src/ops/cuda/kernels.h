@@ -32,6 +32,8 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_ROUTER_ROWS 32     /* rows of a block, */
 #define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a block */
 #define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
+#define DGC_SOFT_FEW 64      /* survivors of a row that one block gathers */
+#define DGC_STATS_TILE 128   /* ids of a tile whose largest logit is kept beside the row statistics */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
 #define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
 #define DGC_SOFT_PARTS_SM90 6 /* ranges of ids of the dense one on Hopper */
@@ -69,7 +71,7 @@ struct dgc_params {
     int32_t n_live;
     float inv_t_head; /* 1/T of the statistics being taken */
     float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
-    int32_t reserved; /* no padding: records are compared as bytes */
+    int32_t split;    /* keys of a part of an attention whose launch leaves it to this record. No padding: records are compared as bytes */
 };
 
 struct dgc_set_params_args {
@@ -118,12 +120,16 @@ struct dgc_norm_pair_args {
 #define DGC_NORM_THREADS 384
 #define DGC_NORM_COLS 8192 /* most columns of norm_chain_wide; norm_chain: 8 a thread */
 /* What lies between two blocks of a layer (ops.h, norm_chain). All rows begin at multiples of 16 bytes, 8 | cols; no weight is NULL. b.p may
- * be NULL. One block a row. */
+ * be NULL. norm_chain_sum makes b as moe_sum does, of d [rows * topk][cols] at a multiple of 128 bytes, which is undefined afterwards; 32 | cols. One
+ * block a row. */
 struct dgc_norm_chain_args {
     struct dgc_plane a, b, x, y[DGC_NORM_OUTS];
     const float *wa, *wb, *w, *wy[DGC_NORM_OUTS];
     float eps, scale, mul[DGC_NORM_OUTS];
     int32_t cols, n;
+    float *d;
+    const float *pair_weight;
+    int32_t topk;
 };
 
 struct dgc_add_args {
@@ -255,6 +261,7 @@ struct dgc_head_stats_args {
     float *entropy, *max, *sum, *p_max;
     int32_t *argmax;
     int32_t tiles;
+    float *tile_max; /* [rows][tiles], or NULL */
 };
 
 /* The Hopper expert kernels (experts_sm90a.cu). */
@@ -321,6 +328,7 @@ struct dgc_row_stats_args {
     const struct dgc_params *prm;
     float *entropy, *max, *sum, *p_max;
     int32_t *argmax;
+    float *tile_max; /* [rows][ceil(vocab / DGC_STATS_TILE)], or NULL */
 };
 
 /* Dense soft embedding in f32. Grid: column tiles x row tiles. sparse: ids below the cut count as zero, and only rows whose count is over
@@ -348,16 +356,20 @@ struct dgc_soft_pick_args {
     float *p;     /* likewise */
     int32_t *count;
     int32_t vocab;
+    const float *tile_max; /* of the statistics, or NULL */
 };
-#define DGC_SOFT_PICK_SHARED (32 * DGC_SOFT_LIST * 2)
+#define DGC_SOFT_PICK_SHARED ((1 << 21) / DGC_STATS_TILE * 2)
 
-/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list. Grid: ranges x rows. */
+/* part[row][range][cols] = sum of p * embed[id] over an eighth of the list; or y of a row with few survivors. Grid: rows x ranges. */
 struct dgc_soft_gather_args {
     const int32_t *ids;
     const float *p;
     const int32_t *count;
     struct dgc_mat e;
     float *part;
+    const float *sum;
+    float scale;
+    struct dgc_plane y;
 };
 
 /* exp(logit / T - max) of the rows that are computed densely, f16 [rows][p_ld], zeros behind the vocabulary.
@@ -415,7 +427,7 @@ struct dgc_flash_args {
 
 /* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
  * Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of DGC_FLASH_ROWS_SM90
- * rows; f.split a multiple of 64 (or no parts: more than there are positions). _canvas: tiles of DGC_FLASH_ROWS_CANVAS, no parts. */
+ * rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of DGC_FLASH_ROWS_CANVAS, no parts. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
@@ -507,6 +519,7 @@ struct dgc_top_values_args {
     K(norm, norm, rows, DGC_NORM_THREADS, 0)                        \
     K(norm_pair, norm_pair, rows, DGC_NORM_THREADS, 0)              \
     K(norm_chain, norm_chain, rows, DGC_NORM_THREADS, 0)            \
+    K(norm_chain_sum, norm_chain, rows, DGC_NORM_THREADS, 0)        \
     K(norm_chain_wide, norm_chain, rows, DGC_NORM_THREADS, 0)       \
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \

@@ -126,9 +126,16 @@ void dg_cuda_write(struct dg_backend *be, void *dst, const void *src, size_t byt
     }
 }
 
+/* Through the pinned buffers too. What they were last written for is copied before, in the same stream. */
 void dg_cuda_read(struct dg_backend *be, void *dst, const void *src, size_t bytes) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (bytes && dg_cuda_enter(be) &&
-        dg_cuda_ok(be, cu->d.copy_to_host(dst, (dg_cu_ptr)(uintptr_t)src, bytes, cu->stream), "copying from the device"))
-        dg_cuda_ok(be, cu->d.stream_sync(cu->stream), "waiting for the device");
+    for (size_t done = 0; done < bytes && dg_cuda_enter(be);) {
+        void *host = cu->stage[cu->next_stage++ % DG_CUDA_STAGES].host;
+        size_t n = bytes - done < DG_CUDA_STAGE_BYTES ? bytes - done : DG_CUDA_STAGE_BYTES;
+        if (!dg_cuda_ok(be, cu->d.copy_to_host(host, (dg_cu_ptr)(uintptr_t)src + done, n, cu->stream), "copying from the device") ||
+            !dg_cuda_ok(be, cu->d.stream_sync(cu->stream), "waiting for the device"))
+            return;
+        memcpy((char *)dst + done, host, n);
+        done += n;
+    }
 }

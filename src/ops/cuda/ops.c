@@ -46,8 +46,22 @@ static bool chains(const struct dgc_norm_chain_args *k, const struct dg_plane *a
     return can;
 }
 
-static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
-                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+/* y[m] = the sum over a row's experts of what experts_down or moe_down left. */
+static void sum_pairs(struct dg_backend *be, const struct dg_routing *routing, struct dg_plane *y) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if ((cu->hopper & DG_CUDA_H_EXPERTS) && y->cols % 32 == 0 && row_vectors(y)) {
+        struct dgc_moe_sum_args s = {cu->s.pair_y, routing->weight, y->data, y->ld, routing->k, y->cols};
+        dgc_launch_moe_sum(be, DGC_K_moe_sum, (unsigned)y->rows, tiles(y->cols / 4, 352), 0, &s);
+    } else {
+        struct dgc_experts_sum_args s = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, y->cols};
+        dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(y->cols, 256), (unsigned)y->rows, 0, &s);
+    }
+}
+
+/* of: the routing of experts whose sum is b, or NULL: b is there, or itself NULL. */
+static void chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_routing *of, struct dg_plane *b,
+                  const struct dg_vec *wb, const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs,
+                  int n) {
     struct dgc_norm_chain_args k = {.a = dg_cuda_plane(a), .x = dg_cuda_plane(x), .wa = dg_cuda_vec(wa), .wb = dg_cuda_vec(wb),
                                     .w = dg_cuda_vec(w), .eps = eps, .scale = scale, .cols = a->cols, .n = n};
     if (b)
@@ -57,7 +71,17 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
         k.wy[i] = dg_cuda_vec(outs[i].w);
         k.mul[i] = outs[i].mul;
     }
-    if (chains(&k, a, b, x, outs, n)) {
+    bool can = chains(&k, a, b, x, outs, n);
+    if (can && of && a->cols <= 8 * DGC_NORM_THREADS && a->cols % 32 == 0) {
+        k.d = dg_cuda_of(be)->s.pair_y;
+        k.pair_weight = of->weight;
+        k.topk = of->k;
+        dgc_launch_norm_chain(be, DGC_K_norm_chain_sum, (unsigned)a->rows, 1, 0, &k);
+        return;
+    }
+    if (of)
+        sum_pairs(be, of, b);
+    if (can) {
         enum dg_cuda_kernel by = a->cols <= 8 * DGC_NORM_THREADS ? DGC_K_norm_chain : DGC_K_norm_chain_wide;
         dgc_launch_norm_chain(be, by, (unsigned)a->rows, 1, 0, &k);
         return;
@@ -67,6 +91,12 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
     op_norm_add(be, a, w, eps, x, scale, x);
     for (int i = 0; i < n; i++)
         op_rms_norm(be, x, outs[i].w, outs[i].mul, eps, outs[i].y);
+}
+
+static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb,
+                          const struct dg_vec *w, float eps, float scale, struct dg_plane *x, const struct dg_norm_out *outs, int n) {
+    struct dg_plane sum = b ? *b : (struct dg_plane){0};
+    chain(be, a, wa, NULL, b ? &sum : NULL, wb, w, eps, scale, x, outs, n);
 }
 
 static void op_add(struct dg_backend *be, const struct dg_plane *a, const struct dg_plane *b, struct dg_plane *y) {
@@ -183,29 +213,44 @@ static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *
     return (int32_t)((last_hi - 1) / split - lo / split + 1);
 }
 
-static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
+struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct dg_cuda_attention *a) {
+    const struct dg_kv_layer kv = {.window = a->window};
+    const struct dg_batch *b = &a->batch;
+    struct dg_cuda_cut c = {0, 0, 1, b->n};
+    if (a->how == DG_CUDA_ATTENDS_TOP) {
+        c.keys = dg_cuda_top_keys(cu, b);
+    } else if (a->how != DG_CUDA_ATTENDS_PLAIN) {
+        bool hopper = a->how == DG_CUDA_ATTENDS_SM90;
+        int32_t split = flash_split(cu, b, &kv, hopper);
+        c.splits = flash_splits(b, &kv, split);
+        /* the split of a canvas goes with its position: the record has it, so that the launches stay the same */
+        c.split = hopper && !b->causal && !kv.window && !cu->tune.split_full ? 0 : split;
+        int64_t fit = c.splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)c.splits * (size_t)a->heads)) : b->n;
+        c.chunk = fit < b->n ? (int32_t)fit : b->n;
+    }
+    return c;
+}
+
+static void flash(struct dg_backend *be, const struct dg_plane *q, const struct dg_cuda_attention *at, const struct dg_kv_layer *kv,
                   struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
-    bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
-    int32_t split = flash_split(cu, batch, kv, hopper), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
-    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : batch->n;
-    int32_t chunk = fit < batch->n ? (int32_t)fit : batch->n;
+    int32_t heads = at->heads, splits = at->cut.splits, chunk = at->cut.chunk, all = at->batch.n;
     if (chunk < 1) {
         dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
         return;
     }
-    for (int32_t row = 0; row < batch->n; row += chunk) {
-        int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
+    for (int32_t row = 0; row < all; row += chunk) {
+        int32_t n = all - row < chunk ? all - row : chunk;
         struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
-                                   n, heads, batch->causal, split, splits, row};
+                                   n, heads, at->batch.causal, at->cut.split, splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        if (hopper)
+        if (at->how == DG_CUDA_ATTENDS_SM90)
             dg_cuda_hopper_flash(be, &a);
         else
-            dgc_launch_flash(be, k, tiles((int64_t)n * group, rows) * (unsigned)kv->kv_heads, (unsigned)splits,
+            dgc_launch_flash(be, k, tiles((int64_t)n * (heads / kv->kv_heads), rows) * (unsigned)kv->kv_heads, (unsigned)splits,
                              DGC_FLASH_SHARED((unsigned)kv->hd, rows, k == DGC_K_flash_512 ? 2 : 4), &a);
         if (splits > 1) {
             struct dgc_flash_join_args j = {cu->s.flash_part, cu->s.flash_stat, a.y, n, heads, kv->hd, splits};
@@ -218,11 +263,18 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
                          const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, batch->n, heads, batch->causal};
-    dg_cuda_want_batch(be, batch);
+    struct dg_cuda_attention at = {.heads = heads, .window = kv->window, .batch = *batch};
     if (!kv->window && batch->topk != 0)
-        dg_cuda_top_attention(be, q, heads, batch, kv, y);
+        at.how = DG_CUDA_ATTENDS_TOP;
     else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
-        flash(be, q, heads, batch, kv, y);
+        at.how = dg_cuda_hopper_flashes(cu, q, kv, y) ? DG_CUDA_ATTENDS_SM90 : DG_CUDA_ATTENDS_FLASH;
+    at.cut = dg_cuda_attention_cut(cu, &at);
+    dg_cuda_note_attention(cu, &at);
+    dg_cuda_want_batch(be, batch);
+    if (at.how == DG_CUDA_ATTENDS_TOP)
+        dg_cuda_top_attention(be, q, heads, batch, kv, y);
+    else if (at.how != DG_CUDA_ATTENDS_PLAIN)
+        flash(be, q, &at, kv, y);
     else
         dgc_launch_attention(be, DGC_K_attention, tiles((int64_t)batch->n * heads, 4), 1, 0, &a);
 }
@@ -244,8 +296,9 @@ static void op_router(struct dg_backend *be, const struct dg_plane *x, const str
     dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
 }
 
+/* All but the sum over a row's experts. */
 static void portable_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                             const struct dg_stack *down, struct dg_plane *y) {
+                             const struct dg_stack *down) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
@@ -267,21 +320,21 @@ static void portable_experts(struct dg_backend *be, const struct dg_plane *x, co
     dgc_launch_experts_up(be, k_up, tiles(moe, mma ? DGC_MMA_COLS / 2 : DGC_TILE / 2), row_tiles, 0, &up);
     struct dgc_experts_down_args dn = {h, pair_y, dg_cuda_mat(&down0), dg_format_mat_bytes(down->fmt, down->n, down->k), cu->s.plan};
     dgc_launch_experts_down(be, k_down, tiles(down->n, mma ? DGC_MMA_COLS : DGC_TILE), row_tiles, 0, &dn);
-    struct dgc_experts_sum_args sum = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, down->n};
-    dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(down->n, 256), (unsigned)x->rows, 0, &sum);
 }
 
 static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                        const struct dg_stack *down, struct dg_plane *y) {
     dg_cuda_feed_take(be, gate_up);
-    if (!dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
-        portable_experts(be, x, routing, gate_up, down, y);
+    if (!dg_cuda_hopper_experts(be, x, routing, gate_up, down))
+        portable_experts(be, x, routing, gate_up, down);
     dg_cuda_feed_done(be, gate_up);
+    if (y)
+        sum_pairs(be, routing, y);
 }
 
 static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
     struct dgc_row_stats_args a = {logits->data, logits->ld, logits->cols, dg_cuda_of(be)->dev_params, s->entropy, s->max, s->sum, s->p_max,
-                                   s->argmax};
+                                   s->argmax, s->tile_max};
     dg_cuda_want_inv_t(be, inv_t);
     dgc_launch_row_stats(be, DGC_K_row_stats, (unsigned)logits->rows, 1, 0, &a);
 }
@@ -312,10 +365,11 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
     dg_cuda_want_inv_t_soft(be, inv_t);
     int32_t dense_parts = DGC_SOFT_PARTS;
     if (sparse) {
-        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n};
+        struct dgc_soft_pick_args pick = {z, logits->ld, st->max, cu->dev_params, cu->s.soft_ids, cu->s.soft_w, cu->s.soft_count, embed->n,
+                                           st->tile_max};
         dgc_launch_soft_pick(be, DGC_K_soft_pick, rows, 1, DGC_SOFT_PICK_SHARED, &pick);
-        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part};
-        dgc_launch_soft_gather(be, DGC_K_soft_gather, DGC_SOFT_PARTS, rows, 0, &g);
+        struct dgc_soft_gather_args g = {cu->s.soft_ids, cu->s.soft_w, count, e, cu->s.soft_part, st->sum, scale, to};
+        dgc_launch_soft_gather(be, DGC_K_soft_gather, rows, DGC_SOFT_PARTS, 0, &g);
     }
     if (mma) {
         struct dgc_soft_probs_args p = {z, logits->ld, p_ld, st->max, count, cu->dev_params, cu->s.soft_p, embed->n, sparse};
@@ -334,6 +388,7 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
 }
 
 void dg_cuda_fill_ops(struct dg_ops *o) {
+    o->stats_tile = DGC_STATS_TILE;
     o->alloc = dg_cuda_alloc;
     o->free = dg_cuda_free;
     o->write = dg_cuda_write;
@@ -343,6 +398,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->norm_add = op_norm_add;
     o->norm_pair = op_norm_pair;
     o->norm_chain = op_norm_chain;
+    o->sum_chain = chain;
     o->add = op_add;
     o->linear = op_linear;
     o->qkv_store = op_qkv_store;
@@ -447,6 +503,9 @@ size_t dg_cuda_scratch_bytes(const struct dg_backend *be, const struct dg_reserv
 enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
     struct dg_reserve c = larger(cu->cap, want);
+    if (c.rows == cu->cap.rows && c.ctx == cu->cap.ctx && c.topk == cu->cap.topk && c.experts == cu->cap.experts && c.moe == cu->cap.moe &&
+        c.hidden == cu->cap.hidden)
+        return DG_OK; /* what is recorded of other sessions stays */
     struct block b[BLOCKS_MAX];
     dg_cuda_scratch_free(be);
     memset(&cu->cap, 0, sizeof cu->cap);

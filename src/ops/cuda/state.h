@@ -13,6 +13,8 @@
 #define DG_CUDA_CHUNK 2048 /* rows of a prefill call: half of the usual ring, beside a window; 0.4 GiB of planes and scratch */
 #define DG_CUDA_HD_MAX 512
 #define DG_CUDA_KEY_MAX 128
+#define DG_CUDA_RECORDINGS 6 /* a block's first step and its others, while attention is cut in three ways */
+#define DG_CUDA_ATTENTIONS 4 /* of different kinds in one pass */
 
 enum dg_cuda_kernel {
 #define K(name, kind, file, threads, shared) DGC_K_##name,
@@ -29,6 +31,33 @@ enum dg_cuda_kind {
 struct dg_cuda_alloc {
     dg_cu_ptr p;
     size_t bytes;
+};
+
+/* How the rows of an attention are cut: all that its launches take from the positions of the batch. */
+struct dg_cuda_cut {
+    int64_t keys;          /* a row's scores, in top-k attention */
+    int32_t split, splits; /* keys of a part of a row, 0: the device's record says; and parts */
+    int32_t chunk;         /* rows of a launch; < 1: they do not fit the scratch */
+};
+
+enum dg_cuda_attends { DG_CUDA_ATTENDS_PLAIN, DG_CUDA_ATTENDS_FLASH, DG_CUDA_ATTENDS_SM90, DG_CUDA_ATTENDS_TOP };
+
+/* What the cut follows from, and the cut. */
+struct dg_cuda_attention {
+    enum dg_cuda_attends how;
+    int32_t heads, window;
+    struct dg_batch batch;
+    struct dg_cuda_cut cut;
+};
+
+/* A pass that was recorded. It serves every pass of its key whose attention is cut alike: all else that changes comes from the device's record. */
+struct dg_cuda_recording {
+    unsigned char key[DG_CUDA_KEY_MAX];
+    size_t key_bytes;
+    uint64_t used; /* when, by dg_cuda.replays; 0: never */
+    struct dg_cuda_graph *graph;
+    int n_attention; /* more than there is room for: the recording serves nothing */
+    struct dg_cuda_attention attention[DG_CUDA_ATTENTIONS];
 };
 
 /* What ops work in, sized by dg_cuda_reserve. */
@@ -114,11 +143,9 @@ struct dg_cuda {
     struct dgc_params *dev_params;
     bool params_known, capturing;
     dg_cu_event mark[DG_CUDA_MARKS];
-    struct { /* the pass run last, and its recording once it was run twice */
-        unsigned char key[DG_CUDA_KEY_MAX];
-        size_t bytes;
-        struct dg_cuda_graph *graph;
-    } replay;
+    struct dg_cuda_recording recording[DG_CUDA_RECORDINGS];
+    struct dg_cuda_recording *noting; /* the one being made, or NULL */
+    uint64_t replays;
 
     struct dg_reserve cap;
     struct dg_cuda_scratch s;
@@ -200,24 +227,31 @@ bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, 
 int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv);
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                            const struct dg_stack *down, struct dg_plane *y);
+                            const struct dg_stack *down); /* all but the sum over a row's experts */
 
 bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a);
 
 /* topk.c */
 /* Floats of scratch for scores: all of a batch's, or of as many rows as the device may spare memory for, one at least. */
 size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx);
+/* Keys that rows of scores are laid out for: whole numbers of a thousand where the scratch has room, so that a recorded pass serves for a while. */
+int64_t dg_cuda_top_keys(const struct dg_cuda *cu, const struct dg_batch *b);
 void dg_cuda_top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                            const struct dg_kv_layer *kv, struct dg_plane *y);
 
 /* The op table's branch. */
 void dg_cuda_branch(struct dg_backend *be, enum dg_branch b);
 
-/* The op table's replay; and what forgets its recording. */
+/* How an attention is cut where its batch stands; and noting it in the recording that is being made. */
+struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct dg_cuda_attention *a);
+void dg_cuda_note_attention(struct dg_cuda *cu, const struct dg_cuda_attention *a);
+
+/* The op table's replay; and what forgets its recordings. */
 void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run)(void *ctx), void *ctx);
 void dg_cuda_replay_forget(struct dg_backend *be);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
+void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p);
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
 void dg_cuda_want_inv_t(struct dg_backend *be, float head);
 void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft);

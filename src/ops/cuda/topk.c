@@ -18,6 +18,11 @@ static size_t floats_most(const struct dg_cuda *cu) {
     return share < least ? least : share > most ? most : share;
 }
 
+int64_t dg_cuda_top_keys(const struct dg_cuda *cu, const struct dg_batch *b) {
+    int64_t end = b->pos0 + b->n, most = up(cu->cap.ctx, DGC_TOP_TILE), whole = up(end, 1024);
+    return whole <= most ? whole : end <= most ? most : up(end, DGC_TOP_TILE);
+}
+
 size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx) {
     size_t row = (size_t)row_floats(cu->model.cfg.heads, ctx), all = rows * row, most = floats_most(cu);
     return all < most ? all : row > most ? row : most;
@@ -36,7 +41,7 @@ static void *row_of(const struct dg_plane *p, int32_t row) {
 static void tiled(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
                   struct dg_plane *y, int32_t row, int32_t n) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t keys = batch->pos0 + batch->n_live, pitch = up(keys, DGC_TOP_TILE);
+    int64_t keys = dg_cuda_top_keys(cu, batch), pitch = up(keys, DGC_TOP_TILE);
     struct dgc_top_scores_args s = {dg_cuda_plane(q), dg_cuda_kv(kv), cu->dev_params, cu->s.score, cu->s.score + (int64_t)n * heads * pitch,
                                     pitch, n, heads, batch->causal, row};
     s.q.p = row_of(q, row);
@@ -51,7 +56,7 @@ static void tiled(struct dg_backend *be, const struct dg_plane *q, int32_t heads
 static void simple(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,
                    struct dg_plane *y, int32_t row, int32_t n) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t keys = batch->pos0 + batch->n;
+    int64_t keys = dg_cuda_top_keys(cu, batch);
     struct dgc_scores_args s = {dg_cuda_plane(q), dg_cuda_kv(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
     s.q.p = row_of(q, row);
     dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
@@ -63,7 +68,7 @@ static void simple(struct dg_backend *be, const struct dg_plane *q, int32_t head
 void dg_cuda_top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                            const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t fit = (int64_t)cu->s.score_floats / row_floats(heads, batch->pos0 + batch->n), whole = DGC_TOP_TILE * kv->kv_heads / heads;
+    int64_t fit = (int64_t)cu->s.score_floats / row_floats(heads, dg_cuda_top_keys(cu, batch)), whole = DGC_TOP_TILE * kv->kv_heads / heads;
     bool on_cores = on_tiles(cu, q, batch, kv);
     if (batch->topk > DGC_TOP_MAX || fit < 1) {
         dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");

@@ -76,6 +76,8 @@ DGC_FN void dgc_mma_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
 }
 /* Asks for the line at p to be brought to the L2 cache. */
 DGC_FN void dgc_prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
+/* Gives up the 128 bytes at p, a multiple of as many: the cache need not write them to memory. */
+DGC_FN void dgc_discard(void *p) { asm volatile("discard.global.L2 [%0], 128;" ::"l"(p) : "memory"); }
 /* Four 8 x 8 matrices of 16-bit values, transposed; lane i gives the address of row i % 8 of matrix i / 8. */
 DGC_FN void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row) {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);
@@ -197,6 +199,13 @@ DGC_FN void dgc_visible(const struct dgc_params *prm, int causal, int window, in
     first = !window ? 0 : prm->ring_from >= 0 ? prm->ring_from : p - (window - 1);
     *lo = first > 0 ? first : 0;
 }
+
+/* Floats as integers of the same order, and back. The zeros count as equal; NaN is above or below all else. */
+DGC_FN uint32_t dgc_key_of(float v) {
+    uint32_t u = __float_as_uint(v + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+DGC_FN float dgc_of_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
 DGC_FN float dgc_warp_sum(float v) {
 #pragma unroll

@@ -132,11 +132,12 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     struct span b = {0, 0, 0, 0, 1, 0};
     int64_t unused, part0;
     visible(&f, f.row0, &b.lo, &unused);
-    part0 = (b.lo / f.split + (int)blockIdx.y) * f.split;
+    int split = f.split ? f.split : f.prm->split;
+    part0 = (b.lo / split + (int)blockIdx.y) * split;
     visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
     visible(&f, f.row0 + u0 / group, &b.lo, &unused);
     b.lo = b.lo > part0 ? b.lo : part0;
-    b.hi = b.hi < part0 + f.split ? b.hi : part0 + f.split;
+    b.hi = b.hi < part0 + split ? b.hi : part0 + split;
     b.t0 = b.lo & ~(int64_t)(KEYS - 1);
     b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
 

@@ -307,6 +307,8 @@ DGC_KERNEL(head_stats, head_stats, 256) {
     for (int i = threadIdx.x; i < a.tiles; i += 256) {
         float4 v = ((const float4 *)a.partial)[(int64_t)blockIdx.x * a.tiles + i];
         struct head_stat t = {v.x, v.z, v.w, __float_as_int(v.y)};
+        if (a.tile_max)
+            a.tile_max[(int64_t)blockIdx.x * a.tiles + i] = v.x;
         s = i == threadIdx.x ? t : head_merge(s, t, inv_t);
     }
     part[threadIdx.x] = s;

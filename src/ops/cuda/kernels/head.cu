@@ -12,11 +12,25 @@ DGC_KERNEL(row_stats, row_stats, 1024) {
     int64_t row = blockIdx.x;
     const float *z = a.logits + row * a.ld;
     float inv_t = a.prm->inv_t_head, best = -DGC_INF;
-    for (int v = (int)threadIdx.x; v < a.vocab; v += 1024)
-        if (z[v] > best) {
-            best = z[v];
-            id = v;
+    int tiles = (a.vocab + DGC_STATS_TILE - 1) / DGC_STATS_TILE;
+    for (int t = warp; t < tiles; t += STAT_WARPS) {
+        float tile = -DGC_INF;
+#pragma unroll
+        for (int i = 0; i < DGC_STATS_TILE / 32; i++) {
+            int v = t * DGC_STATS_TILE + i * 32 + lane;
+            float x = v < a.vocab ? z[v] : -DGC_INF;
+            tile = x > tile ? x : tile;
+            if (x > best) {
+                best = x;
+                id = v;
+            }
         }
+        if (a.tile_max) {
+            uint32_t key = __reduce_max_sync(0xffffffffu, dgc_key_of(tile));
+            if (lane == 0)
+                a.tile_max[row * tiles + t] = dgc_of_key(key);
+        }
+    }
     for (int level = 0; level < 2; level++) {
 #pragma unroll
         for (int s = 16; s; s >>= 1) {
@@ -132,73 +146,88 @@ DGC_KERNEL(soft_dense, soft_dense, 256) {
                 dgc_store(a.y.p, a.y.dtype, (int64_t)(ty + i) * a.y.ld + tx + j, (total[i][j] + acc[i][j]) * a.scale);
 }
 
-/* One block a row; each warp lists the survivors of its own ids, in order, then all join their lists. Weights are kept beside the ids. A row with
- * more than the list holds is left to the dense form. */
+/* Four logits of a tile; those behind the vocabulary are -Inf. Returns which of them survive, a bit each. */
+DGC_FN unsigned pick4(const float *z, int wide, int v, int vocab, float inv_t, float max, float *x) {
+    unsigned keep = 0;
+    if (wide && v + 4 <= vocab) {
+        uint4 u = *(const uint4 *)(z + v);
+        x[0] = __uint_as_float(u.x), x[1] = __uint_as_float(u.y), x[2] = __uint_as_float(u.z), x[3] = __uint_as_float(u.w);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x[i] = v + i < vocab ? z[v + i] : -DGC_INF;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        keep |= (unsigned)(fmaf(x[i], inv_t, -max) >= DGC_SPARSE_CUT) << i;
+    return keep;
+}
+
+/* One block a row. A tile whose largest logit does not survive holds no survivor and is not read. The others are, twice: by a first pass that
+ * counts, and where the list holds them all by a second one, each warp its tiles in order behind those of the warps before. Weights are kept
+ * beside the ids. A row with more than the list holds is left to the dense form. */
 DGC_KERNEL(soft_pick, soft_pick, 1024) {
     DGC_DYNAMIC_SHARED(shared);
     __shared__ int total[32];
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, n = 0;
-    int each = (a.vocab + 32 * 128 - 1) / (32 * 128) * 128, begin = warp * each, end = begin + each < a.vocab ? begin + each : a.vocab;
+    uint16_t *tile = (uint16_t *)shared;
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, tiles = (a.vocab + DGC_STATS_TILE - 1) / DGC_STATS_TILE, n = 0;
     int64_t row = blockIdx.x;
     const float *z = a.logits + row * a.ld;
     int wide = !(((uint64_t)z) & 15);
-    float inv_t = a.prm->inv_t_soft, max = a.max[row];
-    uint16_t *list = (uint16_t *)shared + warp * DGC_SOFT_LIST; /* ids from the warp's first on */
-    for (int v0 = begin; v0 < end; v0 += 256) {
-        float x[2][4];
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            int v = v0 + h * 128 + lane * 4;
-            if (wide && v + 4 <= end) {
-                uint4 u = *(const uint4 *)(z + v);
-                x[h][0] = __uint_as_float(u.x), x[h][1] = __uint_as_float(u.y), x[h][2] = __uint_as_float(u.z), x[h][3] = __uint_as_float(u.w);
-            } else {
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    x[h][i] = v + i < end ? z[v + i] : -DGC_INF;
-            }
+    float inv_t = a.prm->inv_t_soft, max = a.max[row], x[4];
+    for (int t0 = 0; t0 < tiles; t0 += 1024) {
+        int t = t0 + (int)threadIdx.x;
+        int keep = t < tiles && (!a.tile_max || fmaf(a.tile_max[row * tiles + t], inv_t, -max) >= DGC_SPARSE_CUT);
+        unsigned votes = __ballot_sync(0xffffffffu, keep);
+        __syncthreads();
+        if (lane == 0)
+            total[warp] = __popc(votes);
+        __syncthreads();
+        int at = n + __popc(votes & ((1u << lane) - 1));
+        for (int w = 0; w < 32; w++) {
+            at += w < warp ? total[w] : 0;
+            n += total[w];
         }
-#pragma unroll
-        for (int h = 0; h < 2; h++) {
-            unsigned keep = 0;
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                keep |= (unsigned)(fmaf(x[h][i], inv_t, -max) >= DGC_SPARSE_CUT) << i;
-            if (!__ballot_sync(0xffffffffu, keep != 0))
-                continue;
-            int mine = __popc(keep), sum = mine;
-#pragma unroll
-            for (int s = 1; s < 32; s <<= 1) {
-                int add = __shfl_up_sync(0xffffffffu, sum, s);
-                sum += lane >= s ? add : 0;
-            }
-            int at = n + sum - mine;
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                if (keep >> i & 1) {
-                    if (at < DGC_SOFT_LIST)
-                        list[at] = (uint16_t)(v0 - begin + h * 128 + lane * 4 + i);
-                    at++;
-                }
-            n += __shfl_sync(0xffffffffu, sum, 31);
-        }
+        if (keep)
+            tile[at] = (uint16_t)t;
     }
-    if (lane == 0)
-        total[warp] = n;
     __syncthreads();
-    int ahead = 0, all = 0;
+    int begin = n * warp / 32, end = n * (warp + 1) / 32, mine = 0;
+#pragma unroll 4
+    for (int i = begin; i < end; i++)
+        mine += __popc(pick4(z, wide, tile[i] * DGC_STATS_TILE + lane * 4, a.vocab, inv_t, max, x));
+#pragma unroll
+    for (int s = 16; s; s >>= 1)
+        mine += __shfl_xor_sync(0xffffffffu, mine, s);
+    if (lane == 0)
+        total[warp] = mine;
+    __syncthreads();
+    int at = 0, all = 0;
     for (int w = 0; w < 32; w++) {
-        ahead += w < warp ? total[w] : 0;
+        at += w < warp ? total[w] : 0;
         all += total[w];
     }
     if (threadIdx.x == 0)
         a.count[row] = all;
     if (all > DGC_SOFT_LIST)
         return;
-    for (int i = lane; i < n; i += 32) {
-        int v = begin + list[i];
-        a.ids[row * DGC_SOFT_LIST + ahead + i] = v;
-        a.p[row * DGC_SOFT_LIST + ahead + i] = prob(z[v], inv_t, max, 1);
+    for (int i = begin; i < end; i++) {
+        int v = tile[i] * DGC_STATS_TILE + lane * 4;
+        unsigned keep = pick4(z, wide, v, a.vocab, inv_t, max, x);
+        int own = __popc(keep), sum = own;
+#pragma unroll
+        for (int s = 1; s < 32; s <<= 1) {
+            int add = __shfl_up_sync(0xffffffffu, sum, s);
+            sum += lane >= s ? add : 0;
+        }
+        int64_t to = row * DGC_SOFT_LIST + at + sum - own;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (keep >> j & 1) {
+                a.ids[to] = v + j;
+                a.p[to++] = prob(x[j], inv_t, max, 1);
+            }
+        at += __shfl_sync(0xffffffffu, sum, 31);
     }
 }
 
@@ -220,15 +249,72 @@ DGC_FN void gather8(const struct dgc_mat *e, int wide, float global, int id, int
     }
 }
 
+/* s += p * embed[id] over the survivors [begin, end) of the lists, in order. */
+DGC_FN void gather_sum(const struct dgc_mat *e, int wide, float global, const int *id, const float *p, int begin, int end, int c, float *s) {
+    if (wide) {
+#pragma unroll 4
+        for (int j = begin; j < end; j++) {
+            float w[8];
+            gather8(e, 1, global, id[j], c, w);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                s[i] = fmaf(p[j], w[i], s[i]);
+        }
+        return;
+    }
+    for (int j = begin; j < end; j++) {
+        float w[8];
+        gather8(e, 0, global, id[j], c, w);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            s[i] = fmaf(p[j], w[i], s[i]);
+    }
+}
+
+/* The sums of all ranges by one block, where a row has few survivors, to the bits that soft_sum makes of them. */
+DGC_FN void gather_few(const struct dgc_soft_gather_args *a, int wide, float global, int64_t row, int count, int *id, float *p) {
+    int tid = (int)threadIdx.x;
+    if (tid < count) {
+        id[tid] = a->ids[row * DGC_SOFT_LIST + tid];
+        p[tid] = a->p[row * DGC_SOFT_LIST + tid];
+    }
+    __syncthreads();
+    for (int c = tid * 8; c < a->e.k; c += 384 * 8) {
+        float sum[8];
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            sum[i] = 0;
+        for (int part = 0; part < DGC_SOFT_PARTS; part++) {
+            float s[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                s[i] = 0;
+            gather_sum(&a->e, wide, global, id, p, count * part / DGC_SOFT_PARTS, count * (part + 1) / DGC_SOFT_PARTS, c, s);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum[i] += s[i];
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            if (c + i < a->e.k)
+                dgc_store(a->y.p, a->y.dtype, row * a->y.ld + c + i, sum[i] * (a->scale / a->sum[row]));
+    }
+}
+
+/* The same range of all rows runs at about the same time, so that ids which many rows share come from the L2 cache. */
 DGC_KERNEL(soft_gather, soft_gather, 384) {
     __shared__ float p[BATCH];
     __shared__ int id[BATCH];
-    int64_t row = blockIdx.y;
-    int part = (int)blockIdx.x, hidden = a.e.k, tid = (int)threadIdx.x, count = a.count[row];
-    if (count > DGC_SOFT_LIST)
+    int64_t row = blockIdx.x;
+    int part = (int)blockIdx.y, hidden = a.e.k, tid = (int)threadIdx.x, count = a.count[row];
+    if (count > DGC_SOFT_LIST || (part > 0 && count <= DGC_SOFT_FEW))
         return;
     int wide = a.e.fmt == DGC_FMT_BF16 && hidden % 8 == 0 && !(((uint64_t)a.e.p | (uint64_t)a.e.row_bytes) & 15);
     float global = dgc_mat_scale(&a.e, a.e.p), *out = a.part + (row * DGC_SOFT_PARTS + part) * hidden;
+    if (count <= DGC_SOFT_FEW) {
+        gather_few(&a, wide, global, row, count, id, p);
+        return;
+    }
     int begin = count * part / DGC_SOFT_PARTS, end = count * (part + 1) / DGC_SOFT_PARTS;
     for (int c0 = 0; c0 < hidden; c0 += 384 * 8) {
         int c = c0 + tid * 8;
@@ -244,23 +330,8 @@ DGC_KERNEL(soft_gather, soft_gather, 384) {
                 p[tid] = a.p[row * DGC_SOFT_LIST + j0 + tid];
             }
             __syncthreads();
-            if (c < hidden && wide)
-#pragma unroll 4
-                for (int j = 0; j < n; j++) {
-                    float w[8];
-                    gather8(&a.e, 1, global, id[j], c, w);
-#pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        s[i] = fmaf(p[j], w[i], s[i]);
-                }
-            else if (c < hidden)
-                for (int j = 0; j < n; j++) {
-                    float w[8];
-                    gather8(&a.e, 0, global, id[j], c, w);
-#pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        s[i] = fmaf(p[j], w[i], s[i]);
-                }
+            if (c < hidden)
+                gather_sum(&a.e, wide, global, id, p, 0, n, c, s);
         }
 #pragma unroll
         for (int i = 0; i < 8; i++)
@@ -269,14 +340,15 @@ DGC_KERNEL(soft_gather, soft_gather, 384) {
     }
 }
 
-/* skip_dense: rows computed densely have their y already. */
+/* skip_dense: rows computed densely have their y already. So have those of few survivors. */
 DGC_KERNEL(soft_sum, soft_sum, 256) {
     int64_t row = blockIdx.y;
     int c = (int)(blockIdx.x * 256 + threadIdx.x);
-    if (c >= a.cols || (a.skip_dense && is_dense(a.sparse, a.count, row)))
+    int dense = is_dense(a.sparse, a.count, row);
+    if (c >= a.cols || (dense ? a.skip_dense : a.count[row] <= DGC_SOFT_FEW))
         return;
     float s = 0;
-    int parts = is_dense(a.sparse, a.count, row) ? a.dense_parts : DGC_SOFT_PARTS;
+    int parts = dense ? a.dense_parts : DGC_SOFT_PARTS;
     for (int part = 0; part < parts; part++)
         s += a.part[(row * DGC_SOFT_PARTS + part) * a.cols + c];
     dgc_store(a.y.p, a.y.dtype, row * a.y.ld + c, s * (a.scale / a.sum[row]));

@@ -1,13 +1,6 @@
 /* Router choice and the plan of the expert products. */
 #include "ops/cuda/kernels/device.cuh"
 
-/* Floats as integers of the same order, and back. The zeros count as equal; NaN is above or below all else. */
-DGC_FN uint32_t key_of(float v) {
-    uint32_t u = __float_as_uint(v + 0.0f);
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-DGC_FN float of_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
-
 /* One warp chooses a row's experts from its logits. Each rank's winner is the best of what comes after the winner before it (smaller, or equal
  * with a higher id), so nothing need be marked as taken. */
 DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32_t *expert, float *weight) {
@@ -25,7 +18,7 @@ DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32
     for (int r = 0; r < k; r++) {
         uint32_t best = 0, id = 0x7fffffffu;
         for (int e = lane; e < experts; e += 32) {
-            uint32_t key = key_of(z[e]);
+            uint32_t key = dgc_key_of(z[e]);
             if ((key < last || (key == last && e > last_id)) && (key > best || id == 0x7fffffffu)) {
                 best = key;
                 id = (uint32_t)e;
@@ -33,7 +26,7 @@ DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32
         }
         last = __reduce_max_sync(0xffffffffu, best);
         last_id = (int)__reduce_min_sync(0xffffffffu, best == last ? id : 0x7fffffffu);
-        float w = expf(of_key(last) - max) / sum;
+        float w = expf(dgc_of_key(last) - max) / sum;
         kept += w;
         if (lane == 0) {
             expert[r] = last_id;

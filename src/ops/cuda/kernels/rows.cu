@@ -196,11 +196,43 @@ DGC_FN float sum_once(float v, float *tmp) {
     return dgc_warp_sum(lane < WARPS ? tmp[lane] : 0.0f);
 }
 
+#define SUM_STEP 4 /* experts' values of a column that are under way at once */
+
+/* v[0..7] = the sum over a row's experts, in order, of weight * value, as moe_sum and experts_sum make it. The values' lines are given up: they must
+ * not be written to memory on their way out of the cache. Called by whole warps; on: the thread has columns. */
+DGC_FN void sum_experts8(const struct dgc_norm_chain_args *a, int64_t row, int c, int on, float *v) {
+#pragma unroll
+    for (int j = 0; j < 8; j++)
+        v[j] = 0;
+    struct dgc_plane d = {a->d, a->cols, DGC_F32};
+    for (int r0 = 0; r0 < a->topk; r0 += SUM_STEP) {
+        struct raw8 u[SUM_STEP];
+        float w[SUM_STEP], f[8];
+#pragma unroll
+        for (int r = 0; r < SUM_STEP; r++)
+            if (on && r0 + r < a->topk) {
+                u[r] = fetch8(&d, (row * a->topk + r0 + r) * a->cols + c);
+                w[r] = a->pair_weight[row * a->topk + r0 + r];
+            }
+#pragma unroll
+        for (int r = 0; r < SUM_STEP; r++)
+            if (on && r0 + r < a->topk) {
+                values8(&u[r], DGC_F32, f);
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    v[j] = fmaf(w[r], f[j], v[j]);
+            }
+    }
+    __syncwarp();
+    for (int r = (int)threadIdx.x & 3; on && r < a->topk; r += 4) /* four lanes share a line of each expert's values; each gives up one's */
+        dgc_discard((float *)a->d + (row * a->topk + r) * a->cols + (c & ~31));
+}
+
 /* The single kernels' arithmetic and order of sums, on a row that stays in registers: `wide` vectors of 8 a thread. With one, there is room to
- * read all the weights that come first before the launch before this one has ended. */
-DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float (*tmp)[WARPS]) {
+ * read all the weights that come first before the launch before this one has ended; with sums, b being made here, there is behind them. */
+DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, int sums, float (*tmp)[WARPS]) {
     int64_t row = blockIdx.x;
-    int both = a->b.p != 0, early = wide == 1, cols = a->cols;
+    int both = sums || a->b.p != 0, held = wide == 1, early = held && !sums, cols = a->cols;
     struct raw8 ra[WIDE], rb[WIDE], rx[WIDE], w = {0}, wa = {0}, wb = {0}, wy[DGC_NORM_OUTS];
     float t[WIDE][8], v[WIDE][8], f[8], g[8], s = 0, sb = 0;
 #pragma unroll
@@ -214,6 +246,11 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
             wa = fetch8_weights(a->wa, c);
             wb = fetch8_weights(a->wb, c);
         }
+        if (sums) {
+            dgc_prefetch(a->w + c);
+            dgc_prefetch(a->wa + c);
+            dgc_prefetch(a->wb + c);
+        }
 #pragma unroll
         for (int o = 0; o < DGC_NORM_OUTS; o++)
             if (o < a->n)
@@ -226,9 +263,18 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
         if (c >= cols)
             break;
         ra[i] = fetch8(&a->a, row * a->a.ld + c);
-        if (both)
+        if (both && !sums)
             rb[i] = fetch8(&a->b, row * a->b.ld + c);
         rx[i] = fetch8(&a->x, row * a->x.ld + c);
+    }
+    if (sums) {
+        int c = (int)threadIdx.x * 8;
+        sum_experts8(a, row, c, c < cols, v[0]);
+        if (c < cols) {
+            w = fetch8_weights(a->w, c);
+            wa = fetch8_weights(a->wa, c);
+            wb = fetch8_weights(a->wb, c);
+        }
     }
 #pragma unroll
     for (int i = 0; i < wide; i++) {
@@ -236,7 +282,7 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
         if (c >= cols)
             break;
         values8(&ra[i], a->a.dtype, t[i]);
-        if (both)
+        if (both && !sums)
             values8(&rb[i], a->b.dtype, v[i]);
 #pragma unroll
         for (int j = 0; j < 8; j++) {
@@ -254,7 +300,7 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
             int c = ((int)threadIdx.x + i * THREADS) * 8;
             if (c >= cols)
                 break;
-            if (!early) {
+            if (!held) {
                 wa = fetch8_weights(a->wa, c);
                 wb = fetch8_weights(a->wb, c);
             }
@@ -274,7 +320,7 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
         int c = ((int)threadIdx.x + i * THREADS) * 8;
         if (c >= cols)
             break;
-        if (!early)
+        if (!held)
             w = fetch8_weights(a->w, c);
         values8(&rx[i], a->x.dtype, v[i]);
         values8(&w, DGC_F32, f);
@@ -285,7 +331,7 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
         }
 #pragma unroll
         for (int o = 0; o < DGC_NORM_OUTS; o++) /* the compiler does not move reads ahead of a write that could be to the same place */
-            if (early && o < a->n)
+            if (held && o < a->n)
                 wy[o] = fetch8_weights(a->wy[o], c);
         store8(&a->x, row * a->x.ld + c, v[i]);
     }
@@ -301,7 +347,7 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
             int c = ((int)threadIdx.x + i * THREADS) * 8;
             if (c >= cols)
                 break;
-            if (!early)
+            if (!held)
                 wy[o] = fetch8_weights(a->wy[o], c);
             values8(&wy[o], DGC_F32, f);
 #pragma unroll
@@ -314,12 +360,17 @@ DGC_FN void norm_chain_row(const struct dgc_norm_chain_args *a, int wide, float 
 
 DGC_KERNEL_EARLY(norm_chain, norm_chain, DGC_NORM_THREADS, 2) {
     __shared__ float tmp[4][WARPS];
-    norm_chain_row(&a, 1, tmp);
+    norm_chain_row(&a, 1, 0, tmp);
+}
+
+DGC_KERNEL_EARLY(norm_chain_sum, norm_chain, DGC_NORM_THREADS, 2) {
+    __shared__ float tmp[4][WARPS];
+    norm_chain_row(&a, 1, 1, tmp);
 }
 
 DGC_KERNEL_EARLY(norm_chain_wide, norm_chain, DGC_NORM_THREADS, 1) {
     __shared__ float tmp[4][WARPS];
-    norm_chain_row(&a, WIDE, tmp);
+    norm_chain_row(&a, WIDE, 0, tmp);
 }
 
 DGC_KERNEL(add, add, 256) {
