@@ -20,11 +20,12 @@ endif
 
 # Flags of the instruction sets, by the last word of a file's name; what is another architecture's is left out of the build.
 ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-ISA_x86_64 := avx2 avx512 avx512bf16
+ISA_x86_64 := avx2 avx512 avx512bf16 amx
 ISA_aarch64 := neon neonbf16
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_amx := $(ISA_FLAGS_avx512bf16) -mamx-tile -mamx-bf16
 ISA_FLAGS_neon :=
 ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16
 ISA_ALL := $(ISA_x86_64) $(ISA_aarch64)
@@ -155,7 +156,11 @@ $(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
-EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated
+# without sanitizers, which do not follow the emulator's stacks
+$(B)/tests/cuda_top_rows: tests/cuda/top_rows.c tests/cuda/emulate.c $(B)/tests/stub/k_topk.o
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -o $@ $^ -lm
+$(B)/tests/diffgemma_emulated: $(B)/src/cli/main.o
+EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated $(B)/tests/diffgemma_emulated
 $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)
@@ -170,10 +175,10 @@ $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)
-EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
-$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h
+EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c src/ops/cpu/*_amx.c))
+$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h tests/cpu/emulate_amx.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_avx512.h"' -MMD -MP -c -o $@ $<
+	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_amx.h"' -MMD -MP -c -o $@ $<
 $(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -182,7 +187,7 @@ endif
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
 
-tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc
+tests: $(B)/diffgemma $(TEST_BIN) $(EMULATED) $(TEST_CPU) $(B)/tests/cuda_nvrtc $(B)/tests/cuda_top_rows
 
 test: tests
 	tests/run.sh $(B)

@@ -48,6 +48,25 @@ static bool parse_u64(const char *s, uint64_t *out) {
     return true;
 }
 
+/* Digits, with a point among them or not, and K, M, G or T, which may be followed by B or iB. The result is between 1 byte and 2^60. */
+static bool parse_size(const char *s, size_t *out) {
+    size_t whole = strspn(s, "0123456789"), part = s[whole] == '.' ? strspn(s + whole + 1, "0123456789") : 0;
+    const char *unit = s + whole + (s[whole] == '.' ? 1 + part : 0);
+    static const char letters[] = "kKmMgGtT";
+    const char *at = *unit ? strchr(letters, *unit) : NULL;
+    double v = 0, digit = 1;
+    if (!whole || whole > 15 || (s[whole] == '.' && !part) || !at || (unit[1] && strcmp(unit + 1, "B") != 0 && strcmp(unit + 1, "iB") != 0))
+        return false;
+    for (size_t i = 0; i < whole; i++)
+        v = v * 10 + (s[i] - '0');
+    for (size_t i = 0; i < part; i++)
+        v += (s[whole + 1 + i] - '0') * (digit /= 10);
+    for (int64_t i = (at - letters) / 2; i >= 0; i--)
+        v *= 1024;
+    *out = (size_t)v;
+    return v >= 1 && v <= (double)((size_t)1 << 60);
+}
+
 static bool store(const struct dg_command *cmd, const struct dg_arg *a, const char *value) {
     switch (a->kind) {
     case DG_ARG_FLAG:
@@ -65,6 +84,11 @@ static bool store(const struct dg_command *cmd, const struct dg_arg *a, const ch
         fprintf(stderr, "diffgemma %s: --%s is given more than %d times\n", cmd->name, a->name, DG_ARG_LIST_MAX);
         return false;
     }
+    case DG_ARG_SIZE:
+        if (parse_size(value, a->dst))
+            return true;
+        fprintf(stderr, "diffgemma %s: --%s %s: give a number and a unit, such as 16G or 900M\n", cmd->name, a->name, value);
+        return false;
     case DG_ARG_INT:
         if (parse_int(value, a->min, a->max, a->dst))
             return true;

@@ -181,6 +181,10 @@ static enum dg_status floors(struct dg_bench_rig *b, struct dg_error *err) {
 
 /* ---- weights ---- */
 
+static int64_t session_ctx(const struct dg_config *c, int64_t tokens) { return (tokens > 1 ? tokens : 1) + c->canvas; }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
 static enum dg_status experts_format(const char *name, enum dg_format *fmt, const char **profile, struct dg_error *err) {
     static const struct {
         const char *name, *profile;
@@ -195,9 +199,21 @@ static enum dg_status experts_format(const char *name, enum dg_format *fmt, cons
     return DG_FAIL(err, DG_E_ARG, "--experts %s: one of q4, q6, nvfp4, bf16", name);
 }
 
+/* The session and what product_rate takes. */
+static size_t beside(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch) {
+    const struct dg_bench_rig *b = ctx;
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_session_opts o = b->expected;
+    o.ctx = least(session_ctx(c, o.ctx + (b->o->kind == DG_BENCH_TURN ? (int64_t)DG_BENCH_TURN_CANVASES * c->canvas : 0)), c->ctx_max);
+    struct dg_session_needs n = {&o, 1};
+    size_t k = (size_t)c->hidden, rows = 2048 + (size_t)o.chunk;
+    return dg_session_needs(&n, be, scratch) + rows * 5 * k * dg_dtype_bytes(be->ops->act) + 8 * k * k;
+}
+
 static enum dg_status draw_on_device(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    struct dg_cuda_opts co = {.device = (int)o->model.device, .exact_f32 = o->model.exact};
+    struct dg_cuda_opts co = {.device = (int)o->model.device, .exact_f32 = o->model.exact, .gpu_memory = o->model.gpu_memory, .beside = beside,
+                              .beside_ctx = b};
     struct dg_cuda_random w = {.cfg = &b->cfg, .embed = DG_FMT_BF16, .attention = DG_FMT_BF16, .dense = DG_FMT_BF16,
                                .self_conditioning = DG_FMT_Q8_ROW, .logit_spread = (float)o->spread, .seed = 1};
     struct dg_buf text;
@@ -207,7 +223,11 @@ static enum dg_status draw_on_device(struct dg_bench_rig *b, struct dg_error *er
     dg_buf_init(&text, DG_CONFIG_FILE_MAX);
     enum dg_status st = dg_synth_config(o->synth, (int)o->layers, &text, &b->cfg, err);
     dg_buf_deinit(&text);
-    return st == DG_OK ? dg_cuda_create_random(&b->r.be, &w, &co, err) : st;
+    if (st == DG_OK)
+        st = dg_cuda_create_random(&b->r.be, &w, &co, err);
+    if (st == DG_OK)
+        dg_runtime_say_streamed(&b->r);
+    return st;
 }
 
 enum dg_status dg_bench_make_pack(struct dg_bench_rig *b, struct dg_error *err) {
@@ -277,8 +297,13 @@ static enum dg_status open_synth(struct dg_bench_rig *b, struct dg_error *err) {
     return dg_runtime_backend(&b->r, &a, &b->so, err);
 }
 
-enum dg_status dg_bench_open(struct dg_bench_rig *b, struct dg_error *err) {
+enum dg_status dg_bench_open(struct dg_bench_rig *b, int64_t tokens, int64_t chunk, struct dg_error *err) {
     struct dg_model_args a = b->o->model;
+    DG_TRY(dg_runtime_session(&b->r, &a, &b->expected, err));
+    b->expected.ctx = tokens;
+    b->expected.chunk = (int32_t)chunk;
+    b->r.beside = beside;
+    b->r.beside_ctx = b;
     if (b->o->synth) {
         DG_TRY(open_synth(b, err));
     } else {
@@ -290,6 +315,17 @@ enum dg_status dg_bench_open(struct dg_bench_rig *b, struct dg_error *err) {
     return dg_runtime_session(&b->r, &a, &b->so, err);
 }
 
+/* Experts that come from host memory, how fast it gives them, and what a pass takes for that alone. */
+static void say_streamed(const struct dg_bench_rig *b) {
+    int32_t layers;
+    double bytes = (double)dg_cuda_streamed(b->r.be, &layers);
+    if (!layers)
+        return;
+    double rate = dg_cuda_host_rate(b->r.be);
+    fprintf(b->o->out, "# streamed a step: experts of %d layers, %.1f MB; host to device %.2f GB/s: at least %.2f ms a step\n", layers, bytes / 1e6,
+            rate / 1e9, rate > 0 ? bytes / rate * 1e3 : 0);
+}
+
 static void describe(const struct dg_bench_rig *b) {
     struct dg_backend *be = b->r.be;
     FILE *f = b->o->out;
@@ -299,6 +335,7 @@ static void describe(const struct dg_bench_rig *b) {
         size_t weights = 0, used = dg_cuda_memory(be, &weights);
         fprintf(f, "%s\n# weights %.2f GiB, cache %.2f, beside them %.2f\n", dg_cuda_describe(be), (double)weights / (1 << 30),
                 (double)b->s->kv.bytes / (1 << 30), (double)(used - weights - b->s->kv.bytes) / (1 << 30));
+        say_streamed(b);
         return;
     }
     if (!strcmp(be->ops->name, "cpu"))
@@ -319,7 +356,7 @@ static void say_keys(const struct dg_bench_rig *b) {
 
 enum dg_status dg_bench_session(struct dg_bench_rig *b, int64_t tokens, int64_t chunk, struct dg_error *err) {
     const struct dg_config *c = &b->r.be->model->cfg;
-    b->so.ctx = tokens + c->canvas > c->canvas + 1 ? tokens + c->canvas : c->canvas + 1;
+    b->so.ctx = session_ctx(c, tokens);
     b->so.chunk = (int32_t)chunk;
     DG_TRY(dg_session_create(&b->s, b->r.be, &b->so, err));
     b->s->cancel = b->stream.cancel;

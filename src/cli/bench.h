@@ -2,7 +2,7 @@
  *
  * Every row has the same columns: what; n (layers, tokens, steps or runs it covers); median, least and largest milliseconds; milliseconds and
  * count by n; MB that must move at least (weights, cache, logits); GB/s; share of the copy rate; TFLOP/s; share of the product rate. What does
- * not apply is empty. Times on a GPU are the device's, those of loop, load and turn rows the clock's. */
+ * not apply is empty. Times on a GPU are the device's, those of prefill, loop, load and turn rows the clock's. */
 #ifndef DG_CLI_BENCH_H
 #define DG_CLI_BENCH_H
 
@@ -12,6 +12,7 @@
 #include <stdio.h>
 
 #define DG_BENCH_REPEATS_MAX 1000
+#define DG_BENCH_TURN_CANVASES 8 /* room behind the prompt of a turn */
 #define DG_BENCH_COLUMNS "what,n,ms,ms_min,ms_max,ms_each,per_s,MB,GB_s,of_copy,TFLOPs,of_gemm"
 
 enum dg_bench_kind { DG_BENCH_STEP, DG_BENCH_PREFILL, DG_BENCH_LOAD, DG_BENCH_TURN };
@@ -23,7 +24,7 @@ struct dg_bench_opts {
     const char *experts;        /* of random weights: q4, q6, nvfp4, or, drawn on a GPU only, bf16 */
     int64_t layers;             /* of random weights: the first so many, 0 = all */
     int64_t ctx;                /* step: tokens in the cache */
-    int64_t rows;               /* step: positions of the canvas; prefill: of a chunk. 0 = the model's canvas */
+    int64_t rows;               /* step: positions of the canvas; prefill: of a chunk. 0 = a canvas, a session's usual chunk */
     int64_t tokens;             /* prefill and turn: of the prompt */
     int64_t steps;              /* of a block; 0 = as the model stops */
     int64_t repeat;             /* timed runs, at most DG_BENCH_REPEATS_MAX */
@@ -51,6 +52,7 @@ struct dg_bench_rig {
     struct dg_session_opts so;
     struct dg_session *s;
     struct dg_config cfg; /* of weights drawn on the device */
+    struct dg_session_opts expected; /* what the session will be like; ctx counts tokens alone */
     bool cuda;
     double copy, gemm; /* floors: bytes and operations a second; 0 = not measured */
     char dir[64];      /* folder of the pack of random weights, "" = none */
@@ -60,8 +62,9 @@ struct dg_bench_times {
     double ms, min, max;
 };
 
-/* The model or its stand-in, and the backend on it; rig->r.be holds them then. */
-enum dg_status dg_bench_open(struct dg_bench_rig *b, struct dg_error *err) DG_MUST_CHECK;
+/* The model or its stand-in, and the backend on it; rig->r.be holds them then. A session of so many tokens and that chunk is what a GPU with a
+ * budget leaves room for. */
+enum dg_status dg_bench_open(struct dg_bench_rig *b, int64_t tokens, int64_t chunk, struct dg_error *err) DG_MUST_CHECK;
 /* A folder with a pack of the random weights asked for; dg_bench_close removes it. */
 enum dg_status dg_bench_make_pack(struct dg_bench_rig *b, struct dg_error *err) DG_MUST_CHECK;
 /* A session with room for so many tokens and a canvas; the comment lines; floors measured. */

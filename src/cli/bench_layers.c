@@ -64,13 +64,13 @@ static double expert_bytes(const struct dg_layer *w, const struct dg_config *c, 
     return used * (dg_bench_mat_bytes(&up) + dg_bench_mat_bytes(&down));
 }
 
-/* Keys a row sees on average, and the bytes of those that any row sees. */
+/* Keys a row scores plus those whose values it sums, on average, and the bytes of those that any row sees. */
 static double keys_of(const struct dg_kv_layer *kv, const struct dg_batch *b, double *bytes) {
     int64_t lo, hi, first, last;
     double sum = 0;
     for (int32_t i = 0; i < b->n; i++) {
         dg_batch_visible(b, kv, i, &lo, &hi);
-        sum += (double)(hi - lo);
+        sum += (double)(hi - lo) + (double)(kv->window ? hi - lo : dg_batch_keys(b, hi - lo));
     }
     dg_batch_visible(b, kv, 0, &first, &last);
     dg_batch_visible(b, kv, b->n - 1, &lo, &hi);
@@ -93,7 +93,7 @@ static struct dg_bench_cost cost_of(const struct dg_bench_rig *b, int what, int3
     case DOWN: return (struct dg_bench_cost){dg_bench_mat_bytes(&w->down), m * c->inter * hidden};
     case ATTENTION: {
         double keys = keys_of(&b->s->kv.layer[l], batch, &bytes);
-        return (struct dg_bench_cost){bytes, m * 2 * c->heads * c->layer[l].hd * keys};
+        return (struct dg_bench_cost){bytes, m * c->heads * c->layer[l].hd * keys};
     }
     default: return (struct dg_bench_cost){0, 0};
     }

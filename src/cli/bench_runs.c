@@ -13,6 +13,7 @@
 #define INV_T 1.25f
 #define LOOP_STEPS 8
 #define LONG_CTX 65536  /* a cache longer than this is filled in larger chunks, */
+#define TURN_PROMPT_MAX 2048 /* tokens of a given prompt */
 #define LONG_CHUNK 1024 /* of so many tokens */
 
 static enum dg_status no_memory(struct dg_error *err) { return DG_FAIL(err, DG_E_NOMEM, "not enough memory to measure with"); }
@@ -201,12 +202,12 @@ static enum dg_status measure_step(struct step *s, struct dg_error *err) {
 
 enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
+    DG_TRY(dg_bench_open(b, o->ctx, 0, err));
     const struct dg_config *c = &b->r.be->model->cfg;
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
     if (s.rows > c->canvas)
         return DG_FAIL(err, DG_E_ARG, "--rows %d: a canvas of this model has %d positions", s.rows, c->canvas);
-    DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX ? LONG_CHUNK : 0, err));
+    DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX && !b->r.be->ops->chunk ? LONG_CHUNK : 0, err));
     int32_t *ids = dg_bench_ids(b, o->ctx + s.rows);
     s.canvas = ids ? ids + o->ctx : NULL;
     enum dg_status st = ids ? dg_session_extend(b->s, ids, (size_t)o->ctx, NULL, NULL, err) : no_memory(err);
@@ -224,10 +225,22 @@ struct prefill {
     int64_t n;
 };
 
-static enum dg_status run_prefill(void *ctx, struct dg_error *err) {
-    const struct prefill *p = ctx;
-    DG_TRY(dg_session_rewind(p->s, 0, NULL, NULL, err));
-    return dg_session_extend(p->s, p->ids, (size_t)p->n, NULL, NULL, err);
+/* The whole prompt from position 0 by the clock: the host's work and whatever it makes the device wait for are in it. */
+static enum dg_status time_prefill(struct dg_bench_rig *b, const struct prefill *p, struct dg_bench_times *t, struct dg_error *err) {
+    double ms[DG_BENCH_REPEATS_MAX];
+    int32_t last;
+    for (int i = -1; i < (int)b->o->repeat; i++) {
+        DG_TRY(dg_session_rewind(p->s, 0, NULL, NULL, err));
+        b->r.be->ops->read(b->r.be, &last, p->s->planes->ids, sizeof last); /* waits for what is on its way */
+        double start = dg_now();
+        DG_TRY(dg_session_extend(p->s, p->ids, (size_t)p->n, NULL, NULL, err));
+        b->r.be->ops->read(b->r.be, &last, p->s->planes->ids, sizeof last);
+        if (i >= 0)
+            ms[i] = (dg_now() - start) * 1e3;
+        DG_TRY(dg_backend_status(b->r.be, err));
+    }
+    *t = dg_bench_spread(ms, (size_t)b->o->repeat);
+    return DG_OK;
 }
 
 static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p, int32_t chunk, struct dg_error *err) {
@@ -240,10 +253,10 @@ static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p,
         sum.bytes += one.bytes;
         sum.flops += one.flops;
     }
-    DG_TRY(dg_bench_time(b, run_prefill, p, &t, err));
-    if (!b->o->no_ops) { /* of the last whole chunk, whose rotation tables the planes may hold no more: values do not matter here */
+    DG_TRY(time_prefill(b, p, &t, err));
+    if (!b->o->no_ops) { /* of a whole chunk at the end, whose rotation tables the planes may not hold: values do not matter here */
         batch.n = batch.n_live = chunk;
-        batch.pos0 = p->n / chunk * chunk - chunk;
+        batch.pos0 = p->n - chunk;
         DG_TRY(dg_bench_layers(b, &batch, err));
     }
     dg_bench_row(b, "prefill", p->n, &t, sum.bytes, sum.flops);
@@ -252,11 +265,9 @@ static enum dg_status measure_prefill(struct dg_bench_rig *b, struct prefill *p,
 
 enum dg_status dg_bench_prefill(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
-    DG_TRY(dg_bench_open(b, err));
-    const struct dg_config *c = &b->r.be->model->cfg;
-    int32_t chunk = o->rows ? (int32_t)o->rows : c->canvas > 256 ? c->canvas : 256;
-    chunk = chunk > o->tokens ? (int32_t)o->tokens : chunk;
-    DG_TRY(dg_bench_session(b, o->tokens, chunk, err));
+    DG_TRY(dg_bench_open(b, o->tokens, o->rows, err));
+    DG_TRY(dg_bench_session(b, o->tokens, o->rows, err));
+    int32_t chunk = b->s->opts.chunk > o->tokens ? (int32_t)o->tokens : b->s->opts.chunk;
     int32_t *ids = dg_bench_ids(b, o->tokens);
     struct prefill p = {b->s, ids, o->tokens};
     enum dg_status st = ids ? measure_prefill(b, &p, chunk, err) : no_memory(err);
@@ -434,12 +445,16 @@ static enum dg_status measure_turn(struct turn *t, struct dg_error *err) {
 }
 
 enum dg_status dg_bench_turn(struct dg_bench_rig *b, struct dg_error *err) {
+    const struct dg_bench_opts *o = b->o;
     struct turn t = {.b = b};
-    DG_TRY(dg_bench_open(b, err));
+    int64_t room = o->synth ? o->tokens : TURN_PROMPT_MAX;
+    DG_TRY(dg_bench_open(b, room, 0, err));
     dg_ids_init(&t.prompt);
     enum dg_status st = turn_input(&t, err);
+    if (st == DG_OK && (int64_t)t.prompt.n > room)
+        st = DG_FAIL(err, DG_E_ARG, "the prompt is %zu tokens; a turn is measured with up to %lld", t.prompt.n, (long long)room);
     if (st == DG_OK)
-        st = dg_bench_session(b, (int64_t)t.prompt.n + 8 * (int64_t)b->r.be->model->cfg.canvas, 0, err);
+        st = dg_bench_session(b, (int64_t)t.prompt.n + DG_BENCH_TURN_CANVASES * (int64_t)b->r.be->model->cfg.canvas, 0, err);
     if (st == DG_OK)
         st = measure_turn(&t, err);
     dg_ids_deinit(&t.prompt);

@@ -43,6 +43,7 @@ struct dg_model_args {
     const char *model, *backend, *kv, *cpu;
     const char *cuda_kernels; /* NULL = as the switch says */
     int64_t threads, ctx, device;
+    size_t gpu_memory; /* 0 = what is free */
     bool exact; /* f32 planes and sums */
 };
 /* Defaults. */
@@ -50,9 +51,12 @@ void dg_model_args_init(struct dg_model_args *a);
 /* A value of --kv. Errors: DG_E_ARG. */
 enum dg_status dg_kv_type(const char *name, enum dg_dtype *out, struct dg_error *err) DG_MUST_CHECK;
 #define DG_MODEL_ARG(a) {"model", 'm', DG_ARG_STR, &(a).model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache"}
+#define DG_GPU_MEMORY_ARG(a)                                                                                                       \
+    {"gpu-memory", 0, DG_ARG_SIZE, &(a).gpu_memory, 0, 0, "SIZE", "most GPU memory to take, such as 16G (default: what is free)"}
 #define DG_RUN_ARGS(a)                                                                                                             \
     {"backend", 0, DG_ARG_STR, &(a).backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},           \
     {"device", 0, DG_ARG_INT, &(a).device, 0, 255, "N", "which GPU, from 0"},                                                      \
+    DG_GPU_MEMORY_ARG(a),                                                                                                          \
     {"cpu", 0, DG_ARG_STR, &(a).cpu, 0, 0, "LEVEL", "strongest instruction set to use: see diffgemma probe-device"},                \
     {"threads", 't', DG_ARG_INT, &(a).threads, 0, 256, "N", "CPU threads (default: all)"},                                         \
     {"ctx", 'c', DG_ARG_INT, &(a).ctx, 1, 1 << 30, "N", "context in tokens (default: the model's, at most 8192)"},                 \
@@ -65,6 +69,11 @@ struct dg_runtime {
     struct dg_model *model;
     struct dg_tokenizer *tok;
     struct dg_backend *be;
+    /* What a GPU with a budget leaves room for: as many sessions (0 = 1) as the options say, or what `beside` says when it is not NULL. */
+    size_t sessions;
+    dg_beside_fn *beside;
+    void *beside_ctx;
+    bool said_streamed;
     double load_s;
 };
 
@@ -84,6 +93,8 @@ enum dg_status dg_runtime_session(const struct dg_runtime *r, const struct dg_mo
     DG_MUST_CHECK;
 enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err)
     DG_MUST_CHECK;
+/* A line on stderr, once, when a GPU's backend keeps experts in host memory. */
+void dg_runtime_say_streamed(struct dg_runtime *r);
 void dg_runtime_close(struct dg_runtime *r);
 
 /* All of stdin, or of a file; at most `max` bytes. Errors: DG_E_IO, DG_E_LIMIT. */

@@ -29,7 +29,9 @@ int dg_cmd_bench(int argc, char **argv) {
     struct dg_buf command;
     struct dg_error err = {0};
     dg_bench_opts_init(&o, DG_BENCH_STEP);
+    int64_t usual = o.ctx;
     o.tokens = 0; /* until the kind is known */
+    o.ctx = -1;
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
         {"synth", 0, DG_ARG_STR, &o.synth, 0, 0, "SHAPE",
@@ -37,8 +39,8 @@ int dg_cmd_bench(int argc, char **argv) {
         {"layers", 0, DG_ARG_INT, &o.layers, 1, 512, "N", "with --synth: only the first N layers (default: all)"},
         {"experts", 0, DG_ARG_STR, &o.experts, 0, 0, "FORMAT", "with --synth: q4 (default), q6, nvfp4, or on a GPU bf16"},
         {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "with --synth on a GPU: standard deviation of the logits, about (default 5)"},
-        {"ctx", 'c', DG_ARG_INT, &o.ctx, 0, DG_CTX_MAX, "N", "step: tokens in the cache (default 512)"},
-        {"rows", 0, DG_ARG_INT, &o.rows, 1, 65536, "N", "step: positions (default: a canvas); prefill: tokens of a chunk (default 256)"},
+        {"ctx", 'c', DG_ARG_INT, &o.ctx, 0, DG_CTX_MAX, "N", "step: tokens in the cache (default 512); prefill: the same as -n"},
+        {"rows", 0, DG_ARG_INT, &o.rows, 1, 65536, "N", "step: positions (default: a canvas); prefill: tokens of a chunk (default: a session's)"},
         {"tokens", 'n', DG_ARG_INT, &o.tokens, 1, DG_CTX_MAX, "N", "of the prompt; prefill: default 2048; turn with --synth: default 30"},
         {"prompt", 'p', DG_ARG_STR, &o.prompt, 0, 0, "TEXT", "turn: the prompt (default: one that asks for a story)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "of a block, all run (default 8; a turn of a model: as it stops)"},
@@ -50,6 +52,7 @@ int dg_cmd_bench(int argc, char **argv) {
         {"kv", 0, DG_ARG_STR, &o.model.kv, 0, 0, "TYPE", "KV element type: f16 (default), f32 or q8"},
         {"backend", 0, DG_ARG_STR, &o.model.backend, 0, 0, "NAME", "auto (a GPU if there is one), cuda, cpu or ref (plain C)"},
         {"device", 0, DG_ARG_INT, &o.model.device, 0, 255, "N", "which GPU, from 0"},
+        DG_GPU_MEMORY_ARG(o.model),
         {"cpu", 0, DG_ARG_STR, &o.model.cpu, 0, 0, "LEVEL", "strongest instruction set to use"},
         {"threads", 't', DG_ARG_INT, &o.model.threads, 0, 256, "N", "CPU threads (default: all)"},
     };
@@ -62,7 +65,8 @@ int dg_cmd_bench(int argc, char **argv) {
     o.command = dg_buf_cstr(&command);
     enum dg_status st = kind_of(argv[first], &o.kind) ? DG_OK : DG_FAIL(&err, DG_E_ARG, "'%s' is none of step, prefill, load, turn", argv[first]);
     if (!o.tokens)
-        o.tokens = o.kind == DG_BENCH_TURN ? 30 : 2048;
+        o.tokens = o.kind == DG_BENCH_TURN ? 30 : o.kind == DG_BENCH_PREFILL && o.ctx > 0 ? o.ctx : 2048;
+    o.ctx = o.ctx < 0 ? usual : o.ctx;
     if (st == DG_OK)
         st = dg_bench(&o, &err);
     dg_buf_deinit(&command);

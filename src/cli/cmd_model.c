@@ -43,7 +43,7 @@ static void line(const char *what, const struct tally *t) {
 /* What a session without options takes. */
 static enum dg_status print_cache(const struct dg_config *c, int64_t ring, struct dg_error *err) {
     struct dg_session_opts o = {.ring = ring, .kv = DG_F16};
-    DG_TRY(dg_session_opts_resolve(c, &o, err));
+    DG_TRY(dg_session_opts_resolve(c, NULL, &o, err));
     int32_t rows = o.chunk > c->canvas ? o.chunk : c->canvas;
     printf("  KV cache at context %lld: %.1f MiB in f16\n", (long long)o.ctx, (double)dg_kv_bytes(c, o.ctx, o.ring, rows, o.kv) / (1 << 20));
     return DG_OK;

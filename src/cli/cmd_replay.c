@@ -100,7 +100,9 @@ int dg_cmd_replay(int argc, char **argv) {
     dg_model_args_init(&p.model);
     const struct dg_arg args[] = {
         {"model", 'm', DG_ARG_STR, &p.model.model, 0, 0, "MODEL", "model folder, or org/name in the Hugging Face cache (default: the log's)"},
-        {"backend", 0, DG_ARG_STR, &p.model.backend, 0, 0, "NAME", "cpu or ref (default: the log's)"},
+        {"backend", 0, DG_ARG_STR, &p.model.backend, 0, 0, "NAME", "cpu, cuda or ref (default: the log's)"},
+        {"device", 0, DG_ARG_INT, &p.model.device, 0, 255, "N", "which GPU, from 0"},
+        DG_GPU_MEMORY_ARG(p.model),
         {"threads", 't', DG_ARG_INT, &p.model.threads, 0, 256, "N", "CPU threads (default: all)"},
         {"session", 's', DG_ARG_STR, &p.session, 0, 0, "ID", "only the session of this id (default: all of the file)"},
         {"view", 0, DG_ARG_FLAG, &show, 0, 0, NULL, "show what was seen, without computing anything"},

@@ -237,6 +237,10 @@ static enum dg_status work(struct dg_runtime *r, const struct options *o, struct
     struct path a = {"ref", {.exact = true}, {.ctx = o->model.ctx, .kv = DG_F32}};
     struct path b = {o->model.backend, {.threads = (int)o->model.threads, .device = (int)o->model.device, .cpu = {o->model.cpu}},
                      {.ctx = o->model.ctx, .kv = DG_F16, .chunk = (int32_t)o->chunk}};
+    struct dg_session_needs needs = {&b.session, 1};
+    b.be.gpu_memory = o->model.gpu_memory;
+    b.be.beside = dg_session_needs;
+    b.be.beside_ctx = &needs;
     if (o->model.kv)
         DG_TRY(dg_kv_type(o->model.kv, &b.session.kv, err));
     DG_TRY(run_path(r->model, &a, &in, base, err));

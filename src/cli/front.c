@@ -24,6 +24,7 @@ enum dg_status dg_front_open(struct dg_front *f, struct dg_runtime *r, const str
     struct dg_engine *e;
     memset(f, 0, sizeof *f);
     DG_TRY(dg_turn_text_init(&f->text, r->tok, r->model->cfg.vocab, err));
+    r->sessions = o->conversations;
     DG_TRY(dg_runtime_backend(r, a, &f->opts.session, err));
     double t = dg_now();
     f->opts.kv_budget = o->kv_budget;

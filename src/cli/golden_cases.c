@@ -51,7 +51,7 @@ static enum dg_status generate(struct dg_golden *g, uint64_t seed, int64_t max_t
     gen.seed = seed;
     gen.max_tokens = max_tokens;
     enum dg_status st = call(g, (struct dg_op){.kind = DG_OP_GENERATE, .gen = &gen}, &r, err);
-    if (st == DG_OK && dg_ids_add(&g->ids, r.ids.v, r.ids.n) != DG_OK)
+    if (st == DG_OK && (dg_ids_add(&g->ids, r.ids.v, r.ids.n) != DG_OK || dg_ids_push(&g->ends, (int32_t)r.end) != DG_OK))
         st = DG_FAIL(err, DG_E_NOMEM, "no memory for the ids");
     dg_ids_deinit(&r.ids);
     if (out)
@@ -182,7 +182,7 @@ static enum dg_status op_driven(struct dg_golden *g, struct dg_error *err) {
     }
     struct dg_result done = {0};
     enum dg_status st = call(g, (struct dg_op){.kind = DG_OP_END_TURN}, &done, err);
-    if (st == DG_OK && dg_ids_add(&g->ids, done.ids.v, done.ids.n) != DG_OK)
+    if (st == DG_OK && (dg_ids_add(&g->ids, done.ids.v, done.ids.n) != DG_OK || dg_ids_push(&g->ends, (int32_t)done.end) != DG_OK))
         st = DG_FAIL(err, DG_E_NOMEM, "no memory for the ids");
     dg_ids_deinit(&done.ids);
     DG_TRY(st);

@@ -15,7 +15,8 @@ struct dg_golden {
     struct dg_engine *engine;
     struct dg_stage *stage;
     struct dg_gen gen;
-    struct dg_ids ids; /* out: tokens of all turns, one after another */
+    struct dg_ids ids; /* out: tokens of all turns, one after another, */
+    struct dg_ids ends; /* and how each of them ended: enum dg_turn_end */
 };
 
 struct dg_golden_case {

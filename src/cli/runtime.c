@@ -1,6 +1,7 @@
 #include "cli/cli.h"
 
 #include "core/mem.h"
+#include "ops/cuda/cuda.h"
 #include "pack/checkpoint.h"
 #include "pack/hub.h"
 
@@ -120,16 +121,31 @@ enum dg_status dg_runtime_session(const struct dg_runtime *r, const struct dg_mo
     return a->kv ? dg_kv_type(a->kv, &so->kv, err) : DG_OK;
 }
 
+void dg_runtime_say_streamed(struct dg_runtime *r) {
+    int32_t layers = 0;
+    size_t weights, bytes = !strcmp(r->be->ops->name, "cuda") ? dg_cuda_streamed(r->be, &layers) : 0;
+    if (!layers || r->said_streamed)
+        return;
+    r->said_streamed = true;
+    dg_cuda_memory(r->be, &weights);
+    fprintf(stderr, "diffgemma: %.0f MiB of weights are on the GPU; the experts of %d of %d layers, %.0f MiB, stay in host memory and are streamed\n",
+            (double)weights / (1 << 20), layers, r->be->model->cfg.layers, (double)bytes / (1 << 20));
+}
+
 enum dg_status dg_runtime_backend(struct dg_runtime *r, const struct dg_model_args *a, struct dg_session_opts *so, struct dg_error *err) {
     double t = dg_now();
     DG_TRY(dg_runtime_session(r, a, so, err));
     if (r->tok && dg_tokenizer_size(r->tok) > r->model->cfg.vocab)
         return DG_FAIL(err, DG_E_FORMAT, "the tokenizer has %d entries, the model only %d: they do not belong together", dg_tokenizer_size(r->tok),
                        r->model->cfg.vocab);
+    struct dg_session_needs needs = {so, r->sessions ? r->sessions : 1};
     struct dg_backend_opts bo = {.threads = (int)a->threads, .device = (int)a->device, .exact = a->exact, .cpu = {a->cpu, r->flags.cpu},
+                                 .gpu_memory = a->gpu_memory, .beside = r->beside ? r->beside : dg_session_needs,
+                                 .beside_ctx = r->beside ? r->beside_ctx : &needs,
                                  .cuda_kernels = a->cuda_kernels ? a->cuda_kernels : r->flags.cuda_kernels};
     DG_TRY(dg_backend_open(&r->be, a->backend, r->model, &bo, err));
     r->load_s += dg_now() - t;
+    dg_runtime_say_streamed(r);
     return DG_OK;
 }
 

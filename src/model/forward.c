@@ -20,6 +20,11 @@ static void see(const struct pass *f, const char *what, int32_t layer, const str
         f->trace->see(f->trace->ctx, what, layer, plane, routing);
 }
 
+static void branch(const struct pass *f, enum dg_branch b) {
+    if (f->op->branch)
+        f->op->branch(f->be, b);
+}
+
 /* norm_chain of the op table, or the ops it stands for. */
 static void norm_chain(struct pass *f, const struct dg_vec *wa, const struct dg_plane *b, const struct dg_vec *wb, const struct dg_vec *w,
                        float scale, const struct dg_norm_out *outs, int n) {
@@ -61,11 +66,14 @@ static void attention_block(struct pass *f, const struct dg_layer *w, int32_t l)
 static void feed_forward_block(struct pass *f, const struct dg_layer *w, int32_t l, float scalar, const struct dg_vec *next) {
     const struct dg_mat *gate_up[2] = {&w->gate, &w->up}, *down = &w->down;
 
+    branch(f, DG_BRANCH_SIDE);
+    f->op->linear(f->be, &f->h, gate_up, 2, DG_EPI_GLU, &f->ff);
+    f->op->linear(f->be, &f->ff, &down, 1, DG_EPI_NONE, &f->t);
+    branch(f, DG_BRANCH_MAIN);
     f->op->router(f->be, &f->hr, &w->router, &w->per_expert_scale, &f->p->routing);
     see(f, "router", l, &f->hr, &f->p->routing);
     f->op->experts(f->be, &f->he, &f->p->routing, &w->gate_up, &w->expert_down, &f->moe);
-    f->op->linear(f->be, &f->h, gate_up, 2, DG_EPI_GLU, &f->ff);
-    f->op->linear(f->be, &f->ff, &down, 1, DG_EPI_NONE, &f->t);
+    branch(f, DG_BRANCH_JOIN);
     const struct dg_norm_out out = {next, 1, &f->h};
     norm_chain(f, &w->post_ff_norm_1, &f->moe, &w->post_ff_norm_2, &w->post_ff_norm, scalar, &out, next != NULL);
 }

@@ -56,7 +56,7 @@ struct dg_planes {
 enum dg_status dg_planes_init(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
 /* The same for dg_forward_prefill alone: without logits. */
 enum dg_status dg_planes_init_prefill(struct dg_planes *p, struct dg_backend *be, int32_t rows, struct dg_error *err) DG_MUST_CHECK;
-/* Bytes of backend memory dg_planes_init would take, but for some kilobytes; and dg_planes_init_prefill with planes of type act. */
+/* Bytes of backend memory dg_planes_init would take; and dg_planes_init_prefill with planes of type act. */
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows);
 size_t dg_planes_bytes_prefill(const struct dg_backend *be, enum dg_dtype act, int32_t rows);
 void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be);

@@ -16,6 +16,13 @@ static int64_t ring_slots(const struct dg_config *c, int64_t ctx, int64_t want, 
     return slots;
 }
 
+int32_t dg_kv_rows_fit(const struct dg_config *c, int64_t ctx, int64_t ring_want, int32_t rows_min, int32_t rows_want) {
+    int64_t slots = ring_slots(c, ctx, ring_want, rows_min), fit = (slots - (c->window - 1)) / 256 * 256;
+    if (slots >= ctx || fit >= rows_want)
+        return rows_want;
+    return fit > rows_min ? (int32_t)fit : rows_min;
+}
+
 static int64_t layer_slots(const struct dg_config *c, int32_t l, int64_t ctx, int64_t ring) { return c->layer[l].full ? ctx : ring; }
 
 size_t dg_kv_bytes(const struct dg_config *c, int64_t ctx, int64_t ring_want, int32_t rows_max, enum dg_dtype dtype) {

@@ -28,6 +28,8 @@ enum dg_status dg_kv_init(struct dg_kv *kv, struct dg_backend *be, int64_t ctx, 
 void dg_kv_deinit(struct dg_kv *kv, struct dg_backend *be);
 /* Bytes dg_kv_init would take. */
 size_t dg_kv_bytes(const struct dg_config *cfg, int64_t ctx, int64_t ring_want, int32_t rows_max, enum dg_dtype dtype);
+/* Rows of a call that rings for rows_min have room for anyway, at most rows_want; a multiple of 256 where the rings are what limits them. */
+int32_t dg_kv_rows_fit(const struct dg_config *cfg, int64_t ctx, int64_t ring_want, int32_t rows_min, int32_t rows_want);
 /* Lowest length the cache can be cut back to without computing anything again (0 is always possible). */
 int64_t dg_kv_cut_floor(const struct dg_kv *kv);
 /* Cuts back to len positions, dg_kv_cut_floor <= len <= kv->len or len = 0. O(1): writes nothing. */

@@ -42,8 +42,12 @@ size_t dg_planes_bytes_prefill(const struct dg_backend *be, enum dg_dtype type, 
     const struct dg_config *c = &be->model->cfg;
     int32_t qkv, att;
     widest(be->model, &qkv, &att);
-    size_t act = 3 * (size_t)c->hidden + (size_t)qkv + (size_t)att + (size_t)c->inter;
-    return (size_t)rows * (act * dg_dtype_bytes(type) + (size_t)c->hidden * sizeof(float));
+    size_t act = 5 * (size_t)c->hidden + (size_t)qkv + (size_t)att + (size_t)c->inter, half[2] = {0, 0};
+    for (int32_t l = 0; l < c->layers; l++)
+        half[c->layer[l].full] = (size_t)c->layer[l].hd / 2;
+    size_t row = act * dg_dtype_bytes(type) + ((size_t)c->hidden + 2 * (half[0] + half[1])) * sizeof(float) +
+                 (size_t)c->topk * (sizeof(int32_t) + sizeof(float)) + sizeof(int32_t);
+    return (size_t)rows * row + (size_t)c->canvas * (4 * sizeof(float) + sizeof(int32_t));
 }
 
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {

@@ -10,6 +10,8 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
     struct dg_cuda_opts c = {.device = o->device,
                              .exact_f32 = o->exact,
                              .gpu_memory = o->gpu_memory,
+                             .beside = o->beside,
+                             .beside_ctx = o->beside_ctx,
                              .progress = o->progress,
                              .progress_ctx = o->progress_ctx};
     DG_TRY(dg_cuda_choose_kernels(o->cuda_kernels, &c, err));
@@ -18,7 +20,7 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
 
 static enum dg_status open_cpu(struct dg_backend **out, const struct dg_model *model, const struct dg_backend_opts *o, struct dg_error *err) {
     struct dg_cpu_opts c = {.threads = o->threads,
-                            .cap = dg_cpu_level_detect(),
+                            .cap = o->cpu[0] || o->cpu[1] ? dg_cpu_level_detect() : dg_cpu_level_default(),
                             .planes = o->exact ? DG_CPU_PLANES_F32 : o->bf16_planes ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_AUTO};
     for (int i = 0; i < 2; i++)
         DG_TRY(dg_cpu_level_cap(&c.cap, o->cpu[i], err));
@@ -39,6 +41,11 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
         enum dg_status st = open_cuda(out, model, o, &why);
         if (st == DG_OK)
             return DG_OK;
+        if (st == DG_E_NOMEM && o->gpu_memory) {
+            DG_FAIL(err, st, "%s", dg_error_text(&why));
+            dg_error_clear(&why);
+            return st;
+        }
         if (o->note)
             DG_FAIL(o->note, st, "%s", dg_error_text(&why));
         dg_error_clear(&why);

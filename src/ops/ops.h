@@ -123,6 +123,13 @@ struct dg_norm_out {
 };
 #define DG_NORM_OUTS 3
 
+/* Where the ops that follow belong, of a stretch whose two branches write nothing that the other one touches. */
+enum dg_branch {
+    DG_BRANCH_SIDE, /* the side branch: sees what came before */
+    DG_BRANCH_MAIN, /* the main branch: sees what came before SIDE, and nothing of the side branch */
+    DG_BRANCH_JOIN  /* what comes after both, and sees both */
+};
+
 /* A pass that is run again and again. Its launches depend on the key alone; what differs between two runs of one key is in the other fields. */
 struct dg_replay {
     const void *key;
@@ -136,6 +143,7 @@ struct dg_ops {
     const char *name;
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
+    int32_t chunk;     /* rows of a prefill call it needs to be busy; 0 = any will do */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
     /* Memory. alloc: zeroed, aligned to 64 bytes at least; NULL and a sticky error on failure. read waits for the ops before it. */
@@ -203,6 +211,10 @@ struct dg_ops {
      * probability are left out, the divisor stays the full sum. stats must be those of the same logits and T. (seed section 5) */
     void (*soft_embed)(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
                        const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
+
+    /* NULL, or begins a part of a stretch with two branches, in the order of enum dg_branch: the backend may run them beside each other. Where it is
+     * NULL they run one after the other, to the same bits. Neither branch writes or frees memory through this table. */
+    void (*branch)(struct dg_backend *be, enum dg_branch b);
 
     /* NULL, or runs a pass: run(ctx) calls ops of this table other than those of memory. A backend may keep what they launch and, at the next
      * call with the same key, launch that instead of calling run. It forgets it when memory is freed. */

@@ -66,7 +66,7 @@ void dg_conversations_deinit(struct dg_conversations *c) {
 size_t dg_conversations_fit(const struct dg_backend *be, const struct dg_session_opts *opts, size_t bytes) {
     const struct dg_config *c = &be->model->cfg;
     struct dg_session_opts o = *opts;
-    if (dg_session_opts_resolve(c, &o, NULL) != DG_OK)
+    if (dg_session_opts_resolve(c, be->ops, &o, NULL) != DG_OK)
         return 1;
     size_t one = dg_kv_bytes(c, o.ctx, o.ring, o.chunk > c->canvas ? o.chunk : c->canvas, o.kv), n = one ? bytes / one : 1;
     return n < 1 ? 1 : n > DG_CONVERSATIONS_MAX ? DG_CONVERSATIONS_MAX : n;

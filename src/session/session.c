@@ -18,8 +18,7 @@ bool dg_prefill_is_fast(enum dg_prefill_rule rule, int64_t fast_max, int64_t bef
     return rule == DG_PREFILL_FAST || (rule == DG_PREFILL_AUTO && n > DG_PREFILL_EXACT_MAX && within);
 }
 
-static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
-    const struct dg_config *c = &be->model->cfg;
+static struct dg_reserve scratch_for(const struct dg_config *c, int64_t ctx, int32_t rows) {
     struct dg_reserve r = {.rows = rows, .ctx = ctx, .topk = c->topk, .experts = c->experts, .moe = c->moe, .hidden = c->hidden};
     r.k_max = c->hidden > c->inter ? c->hidden : c->inter;
     r.k_max = c->moe > r.k_max ? c->moe : r.k_max;
@@ -28,14 +27,24 @@ static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, 
         int32_t q = c->heads * c->layer[l].hd;
         r.k_max = q > r.k_max ? q : r.k_max;
     }
+    return r;
+}
+
+static enum dg_status reserve(struct dg_backend *be, int64_t ctx, int32_t rows, struct dg_error *err) {
+    struct dg_reserve r = scratch_for(&be->model->cfg, ctx, rows);
     return dg_backend_reserve(be, &r, err);
 }
 
-enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_session_opts *o, struct dg_error *err) {
+static int32_t rows_of(const struct dg_config *c, const struct dg_session_opts *o) { return o->chunk > c->canvas ? o->chunk : c->canvas; }
+
+enum dg_status dg_session_opts_resolve(const struct dg_config *c, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err) {
     if (o->ctx == 0)
         o->ctx = c->ctx_max < DEFAULT_CTX ? c->ctx_max : DEFAULT_CTX;
-    if (o->chunk == 0)
+    if (o->chunk == 0) {
         o->chunk = c->canvas > 256 ? c->canvas : 256;
+        if (ops && ops->chunk > o->chunk)
+            o->chunk = dg_kv_rows_fit(c, o->ctx, o->ring, o->chunk, ops->chunk);
+    }
     if (o->ctx > c->ctx_max)
         return DG_FAIL(err, DG_E_ARG, "a context of %lld is more than this model's %d", (long long)o->ctx, c->ctx_max);
     if (o->ctx < (int64_t)c->canvas + 1)
@@ -45,6 +54,20 @@ enum dg_status dg_session_opts_resolve(const struct dg_config *c, struct dg_sess
     if (o->chunk > o->ctx)
         o->chunk = (int32_t)o->ctx;
     return DG_OK;
+}
+
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch) {
+    const struct dg_session_needs *n = ctx;
+    const struct dg_config *c = &be->model->cfg;
+    struct dg_session_opts o = *n->opts;
+    struct dg_error said_later = {0};
+    if (dg_session_opts_resolve(c, be->ops, &o, &said_later) != DG_OK) {
+        dg_error_clear(&said_later);
+        return 0;
+    }
+    int32_t rows = rows_of(c, &o);
+    *scratch = scratch_for(c, o.ctx, rows);
+    return n->sessions * dg_kv_bytes(c, o.ctx, o.ring, rows, o.kv) + dg_planes_bytes(be, rows);
 }
 
 /* Refuses what the machine cannot hold before any of it is taken: memory that is not there is given out all the same, and the process that
@@ -128,8 +151,8 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
     s->be = be;
     s->cfg = c;
     s->opts = *opts;
-    enum dg_status st = dg_session_opts_resolve(c, &s->opts, err);
-    int32_t rows = s->opts.chunk > c->canvas ? s->opts.chunk : c->canvas;
+    enum dg_status st = dg_session_opts_resolve(c, be->ops, &s->opts, err);
+    int32_t rows = rows_of(c, &s->opts);
     if (st == DG_OK)
         st = reserve(be, s->opts.ctx, rows, err);
     if (st == DG_OK)

@@ -30,7 +30,7 @@ struct dg_session_opts {
     int64_t ctx;          /* positions, canvas included; 0 = the model's maximum or 8192, whichever is less */
     enum dg_dtype kv;     /* DG_F16 for users, DG_F32 for the oracle, DG_Q8 on request */
     int64_t ring;         /* slots wished for sliding layers (DGQ_KV_RING) */
-    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256 */
+    int32_t chunk;        /* rows of a prefill call; 0 = the larger of the canvas and 256, or what the backend wishes as far as the rings go */
     bool sc_sparse;       /* sparse soft embedding (DGQ_SC_SPARSE) */
     struct dg_attention_opts attention; /* zeroed = dense and windowed */
     /* planes to compute in, borrowed for the session's life: those of another session of the same backend with the same options, so that
@@ -62,14 +62,22 @@ struct dg_session {
     const atomic_bool *cancel;
 };
 
-/* Replaces the zeros of o by what they stand for and checks it. Errors: DG_E_ARG. */
-enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, struct dg_session_opts *o, struct dg_error *err) DG_MUST_CHECK;
+/* Replaces the zeros of o by what they stand for on a backend with these ops (NULL: one without wishes) and checks it. Errors: DG_E_ARG. */
+enum dg_status dg_session_opts_resolve(const struct dg_config *cfg, const struct dg_ops *ops, struct dg_session_opts *o, struct dg_error *err)
+    DG_MUST_CHECK;
 
 /* done of total prompt tokens are in the cache. */
 typedef void dg_progress_fn(void *ctx, int64_t done, int64_t total);
 
 /* Does the rule send a prefill of n tokens behind `before` others down the fast path? */
 bool dg_prefill_is_fast(enum dg_prefill_rule rule, int64_t fast_max, int64_t before, int64_t n);
+
+/* What sessions will take of a backend: a dg_beside_fn of ops/backends.h, whose ctx is a struct dg_session_needs. */
+struct dg_session_needs {
+    const struct dg_session_opts *opts; /* of all of them; they share planes */
+    size_t sessions;
+};
+size_t dg_session_needs(void *ctx, const struct dg_backend *be, struct dg_reserve *scratch);
 
 /* be is borrowed for the session's life. Errors: DG_E_ARG for a context smaller than one canvas or larger than the model's, and for a prefill
  * rule on a backend with one type of planes; DG_E_NOMEM with the figures. */

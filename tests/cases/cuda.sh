@@ -14,6 +14,35 @@ fi
 
 LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/cuda_host_emulated" models/mini || [ $? -eq 1 ] || echo "not ok - host code: ended with a signal"
 
+# --gpu-memory as a user gives it: the driver's kernels do nothing here, what counts is what is said and taken
+dg() {
+    DG_STUB_NO_RUN=1 LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/diffgemma_emulated" "$@"
+}
+said() { # NAME STATUS WANTED PATTERN
+    lines=$(wc -l <"$tmp/err")
+    if [ "$2" -eq "$3" ] && grep -q -- "$4" "$tmp/err" && [ "$lines" -le 2 ]; then
+        echo "ok - $1"
+    else
+        echo "not ok - $1: status $2, $lines lines, $(head -c 300 "$tmp/err" | tr '\n' '|')"
+    fi
+}
+for v in 16 0G -1G 1.5.5G 12X abc '' 1e3G 99999999999T 5GG .5G 0x10G ' 5G' 5iB 2e9T; do
+    dg ask -m models/mini --backend cuda --gpu-memory "$v" -p hi >"$tmp/out" 2>"$tmp/err"
+    said "--gpu-memory '$v' is refused" $? 2 'give a number and a unit'
+done
+for v in 1M 1.5MiB 40MB; do
+    dg ask -m models/mini --gpu-memory "$v" -p hi >"$tmp/out" 2>"$tmp/err"
+    said "--gpu-memory $v is too little" $? 1 'not enough GPU memory for the weights: .* may be used: allow more (--gpu-memory)'
+done
+dg bench step -m models/mini --backend cuda --gpu-memory 37M --repeat 1 --no-ops --steps 1 >"$tmp/csv" 2>"$tmp/err"
+said "bench within 37M says what is streamed" $? 0 'the experts of 6 of 6 layers, 18 MiB, stay in host memory and are streamed'
+if grep -q '^# streamed a step: experts of 6 layers, 18.9 MB; host to device [0-9.]* GB/s: at least [0-9.]* ms a step$' "$tmp/csv" &&
+    grep -q '^step_sparse,' "$tmp/csv"; then
+    echo "ok - bench of streamed experts: bytes a step and the probed rate"
+else
+    echo "not ok - bench of streamed experts: $(grep -m 1 streamed "$tmp/csv")"
+fi
+
 # every op of the table, emulated
 case $DG_BUILD in
 *asan* | *tsan* | *ubsan*) echo "ok - ops in the emulator # SKIP kernels carry no sanitizer, and the host code around them has run above" ;;
@@ -26,6 +55,11 @@ case $DG_BUILD in
         cat "$tmp/ops" >&2
     fi
     ;;
+esac
+
+case $DG_BUILD in
+*asan* | *tsan* | *ubsan*) ;;
+*) "$DG_BUILD/tests/cuda_top_rows" || [ $? -eq 1 ] || echo "not ok - highest of long rows: ended with a signal" ;;
 esac
 
 # compiling at run time: with a stub of the compiler, and with the real one where it is

@@ -20,6 +20,9 @@
 #define DGC_KERNEL(name, kind, threads)                              \
     void dgc_##name(const struct dgc_##kind##_args a);               \
     void dgc_##name(const struct dgc_##kind##_args a)
+#define DGC_KERNEL_EARLY(name, kind, threads, blocks) DGC_KERNEL(name, kind, threads)
+#define dgc_chain() ((void)0)
+#define dgc_prefetch(p) ((void)(p))
 #define DGC_DYNAMIC_SHARED(name) unsigned char *name = emu_shared
 extern unsigned char emu_shared[]; /* as much as the largest GPU gives a block, poisoned before each block */
 
@@ -68,6 +71,15 @@ static inline unsigned __match_any_sync(unsigned mask, int v) {
     return same;
 }
 
+static inline unsigned __reduce_max_sync(unsigned mask, unsigned v) {
+    const unsigned *all = emu_exchange(&v, sizeof v);
+    (void)mask;
+    for (int i = 0; i < 32; i++)
+        v = all[i] > v ? all[i] : v;
+    return v;
+}
+static inline unsigned __reduce_min_sync(unsigned mask, unsigned v) { return ~__reduce_max_sync(mask, ~v); }
+
 static inline int atomicAdd(int *p, int v) {
     int old = *p;
     *p += v;
@@ -91,6 +103,7 @@ void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row);
 static inline void dgc_cp_async16(void *shared, const void *global) { memcpy(shared, global, 16); }
 static inline void dgc_cp_commit(void) {}
 #define dgc_cp_wait(n) ((void)0)
+static inline float dgc_max_nan(float a, float b) { return a != a || a > b ? a : b; }
 static inline uint32_t dgc_pack_bf16(float lo, float hi) { return (uint32_t)dg_f32_bf16(lo) | (uint32_t)dg_f32_bf16(hi) << 16; }
 static inline uint32_t dgc_pack_f16(float lo, float hi) { return (uint32_t)dg_f32_f16(lo) | (uint32_t)dg_f32_f16(hi) << 16; }
 struct emu_uint4 {

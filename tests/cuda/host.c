@@ -2,6 +2,7 @@
  * kernels. Prints TAP lines. Run with LD_LIBRARY_PATH at the stub; `host no-driver` is run without it. */
 #include "cli/bench.h"
 #include "core/mem.h"
+#include "core/meminfo.h"
 #include "ops/cuda/state.h"
 #include "session/session.h"
 
@@ -13,7 +14,7 @@
 
 static int failed;
 static int (*stub_open)(void), (*stub_faults)(void);
-static long (*stub_launches)(void);
+static long (*stub_launches)(void), (*stub_chained)(void);
 static struct dg_model *mini;
 
 static void ok(bool good, const char *name, const char *why) {
@@ -27,14 +28,18 @@ static void ok(bool good, const char *name, const char *why) {
 
 static void find_stub(void) {
     void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-    void *f[3] = {lib ? dlsym(lib, "dg_stub_open") : NULL, lib ? dlsym(lib, "dg_stub_faults") : NULL, lib ? dlsym(lib, "dg_stub_launches") : NULL};
-    if (!f[0] || !f[1] || !f[2]) {
+    static const char *const names[4] = {"dg_stub_open", "dg_stub_faults", "dg_stub_launches", "dg_stub_chained"};
+    void *f[4];
+    for (int i = 0; i < 4; i++)
+        f[i] = lib ? dlsym(lib, names[i]) : NULL;
+    if (!f[0] || !f[1] || !f[2] || !f[3]) {
         puts("not ok - stub driver: libcuda.so.1 is not the tests' one");
         exit(1);
     }
     memcpy(&stub_open, &f[0], sizeof f[0]);
     memcpy(&stub_faults, &f[1], sizeof f[1]);
     memcpy(&stub_launches, &f[2], sizeof f[2]);
+    memcpy(&stub_chained, &f[3], sizeof f[3]);
 }
 
 /* Opening must fail with this code and these words, and leave nothing open. */
@@ -64,7 +69,7 @@ static void refusals(void) {
     setenv("DG_STUB_MEMORY", "1000000", 1);
     must_refuse("a device too small", &none, DG_E_NOMEM, "not enough GPU memory for the weights");
     unsetenv("DG_STUB_MEMORY");
-    must_refuse("a budget too small", &(struct dg_cuda_opts){.gpu_memory = 1 << 20}, DG_E_NOMEM, "of the 1 MiB allowed");
+    must_refuse("a budget too small", &(struct dg_cuda_opts){.gpu_memory = 1 << 20}, DG_E_NOMEM, "1.0 MiB may be used: allow more");
 }
 
 /* Any driver call that fails while the backend opens ends in its words and leaves nothing behind. */
@@ -73,7 +78,8 @@ static void planned_failures(void) {
                                         "cuStreamCreate:1", "cuModuleLoadData:1", "cuModuleLoadData:3", "cuModuleGetFunction:1",
                                         "cuModuleGetFunction:9", "cuMemHostAlloc:1", "cuMemHostAlloc:2", "cuEventCreate:1", "cuMemAlloc_v2:1",
                                         "cuMemAlloc_v2:2", "cuMemsetD8Async:1", "cuMemcpyHtoDAsync_v2:1", "cuMemcpyHtoDAsync_v2:40",
-                                        "cuEventRecord:5", "cuEventSynchronize:3", "cuFuncSetAttribute:1"};
+                                        "cuEventRecord:5", "cuEventSynchronize:3", "cuStreamCreateWithPriority:1",
+                                        "cuEventCreate:2", "cuEventCreate:4", "cuFuncSetAttribute:1"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         char plan[80], name[120];
         snprintf(plan, sizeof plan, "%s:700", calls[i]);
@@ -104,7 +110,7 @@ static void host_memory(void) {
     ok(bad == 0 && n > 3 && n < 200, "host memory runs out while the backend opens", why);
 }
 
-/* Prefill and one denoise step of the mini model. */
+/* Prefill and three denoise steps of the mini model. */
 static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argmax, int32_t n, struct dg_error *err) {
     struct dg_session *s = NULL;
     struct dg_session_opts o = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true};
@@ -118,7 +124,7 @@ static enum dg_status work(struct dg_backend *be, float *entropy, int32_t *argma
         st = dg_session_extend(s, ids, 40, NULL, NULL, err);
     if (st == DG_OK)
         st = dg_session_step(s, canvas, n, DG_SC_SEED, 1.25f, err);
-    if (st == DG_OK)
+    for (int i = 0; i < 2 && st == DG_OK; i++) /* the second is recorded */
         st = dg_session_step(s, canvas, n, DG_SC_SOFT, 1.3f, err);
     for (int i = 0; st == DG_OK && i < n; i++) {
         entropy[i] = s->entropy[i];
@@ -152,6 +158,36 @@ static void same_as_cpu(bool exact) {
     dg_backend_destroy(ref);
     dg_backend_destroy(be);
     dg_error_clear(&err);
+}
+
+/* The branches of a layer one after the other, beside each other, and the side one as late as its events allow, with launches that may begin
+ * early on a device that has them: the same bits. */
+static void branches(void) {
+    static const struct {
+        const char *kernels, *late, *compute;
+    } how[] = {{"chain", "", "80"}, {"branch", "", "80"}, {"branch", "late", "80"}, {"chain,branch", "late", "90"}};
+    float first[64], got[64];
+    int32_t id[64];
+    int n = 4, faults = stub_faults();
+    for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
+        struct dg_error err = {0};
+        struct dg_backend *be = NULL;
+        char name[80], why[900];
+        setenv("DG_STUB_ORDER", how[i].late, 1);
+        setenv("DG_STUB_CC", how[i].compute, 1);
+        enum dg_status st = dg_backend_open(&be, "cuda", mini, &(struct dg_backend_opts){.cuda_kernels = how[i].kernels}, &err);
+        if (st == DG_OK)
+            st = work(be, i ? got : first, id, n, &err);
+        bool as_wanted = st == DG_OK && dg_cuda_of(be)->branches == (i > 0) && dg_cuda_of(be)->chain == (i == 3);
+        dg_backend_destroy(be);
+        snprintf(name, sizeof name, "kernels %s, side branch %s", how[i].kernels, how[i].late[0] ? "late" : "at once");
+        snprintf(why, sizeof why, "%s; entropies %g and %g, %d faults", dg_error_text(&err), (double)first[0], i ? (double)got[0] : 0.0,
+                 stub_faults() - faults);
+        ok(as_wanted && (i == 0 || memcmp(first, got, (size_t)n * sizeof *got) == 0) && stub_faults() == faults, name, why);
+        dg_error_clear(&err);
+    }
+    unsetenv("DG_STUB_ORDER");
+    unsetenv("DG_STUB_CC");
 }
 
 /* NaN or Inf in one row of the embedding reaches every row's logits, and in a layer every value: an error with the row, by the statistics that
@@ -197,8 +233,9 @@ static void bad_numbers(bool exact) {
 
 /* A kernel that fails in the middle of a turn is that turn's error; the backend can be closed and nothing is left. */
 static void failing_turn(void) {
-    static const char *const calls[] = {"cuLaunchKernel:30:700", "cuMemAlloc_v2:20:2", "cuMemcpyDtoHAsync_v2:2:700", "cuStreamSynchronize:1:700"};
-    for (size_t i = 0; i < 4; i++) {
+    static const char *const calls[] = {"cuLaunchKernel:30:700",      "cuMemAlloc_v2:20:2",      "cuMemcpyDtoHAsync_v2:2:700",
+                                        "cuStreamSynchronize:1:700", "cuStreamWaitEvent:7:700", "cuStreamWaitEvent:8:700"};
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         struct dg_error err = {0};
         struct dg_backend *be = NULL;
         float entropy[64];
@@ -219,6 +256,265 @@ static void failing_turn(void) {
            name, why);
         dg_error_clear(&err);
     }
+}
+
+/* ---- experts in host memory ---- */
+
+#define ROWS 4
+#define STEPS_MAX 5
+struct outcome {
+    float entropy[STEPS_MAX][ROWS];
+    int32_t argmax[STEPS_MAX][ROWS];
+    uint64_t kv;
+    size_t used; /* device memory with the session open */
+    int32_t streamed;
+};
+
+static const struct dg_session_opts fed_session = {.ctx = 128, .kv = DG_F16, .ring = 128, .chunk = 16, .sc_sparse = true};
+static struct dg_config little; /* the mini model's layers and few values, so that many runs take seconds */
+
+/* Prefill in chunks; steps, of which the same one is run, recorded and replayed; tokens behind them; a step of the next block. */
+static enum dg_status long_work(struct dg_backend *be, int steps, struct outcome *out, struct dg_error *err) {
+    struct dg_session *s = NULL;
+    int32_t ids[40], canvas[ROWS];
+    for (int i = 0; i < 40; i++)
+        ids[i] = 5 + 91 * i % 200;
+    enum dg_status st = dg_session_create(&s, be, &fed_session, err);
+    if (st == DG_OK) {
+        out->used = dg_cuda_memory(be, NULL);
+        dg_cuda_streamed(be, &out->streamed);
+        st = dg_session_extend(s, ids, 20, NULL, NULL, err);
+    }
+    for (int k = 0; st == DG_OK && k < steps; k++) {
+        for (int i = 0; i < ROWS; i++)
+            canvas[i] = 7 + (53 * i + 17 * k) % 200;
+        st = dg_session_step(s, canvas, ROWS, k ? DG_SC_SOFT : DG_SC_SEED, 1.25f, err);
+        for (int i = 0; st == DG_OK && i < ROWS; i++) {
+            out->entropy[k][i] = s->entropy[i];
+            out->argmax[k][i] = s->argmax[i];
+        }
+        if (st == DG_OK && k == 3)
+            st = dg_session_extend(s, ids + 20, 5, NULL, NULL, err);
+    }
+    if (st == DG_OK)
+        st = dg_kv_fingerprint(&s->kv, be, &out->kv, err);
+    dg_session_destroy(s);
+    return st;
+}
+
+struct fed {
+    bool drawn, exact; /* drawn: weights of the little shape; else the mini model */
+    const char *kernels;
+    int steps;
+};
+
+static enum dg_status fed_run(const struct fed *f, size_t budget, struct outcome *out, struct dg_error *err) {
+    struct dg_session_needs needs = {&fed_session, 1};
+    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7};
+    struct dg_cuda_opts o = {.exact_f32 = f->exact, .gpu_memory = budget, .beside = dg_session_needs, .beside_ctx = &needs};
+    struct dg_backend *be = NULL;
+    memset(out, 0, sizeof *out);
+    enum dg_status st = dg_cuda_choose_kernels(f->kernels, &o, err);
+    if (st == DG_OK)
+        st = f->drawn ? dg_cuda_create_random(&be, &w, &o, err) : dg_cuda_create(&be, mini, &o, err);
+    if (st == DG_OK)
+        st = long_work(be, f->steps, out, err);
+    dg_backend_destroy(be);
+    return st;
+}
+
+static size_t experts_of_a_layer(const struct fed *f) {
+    const struct dg_config *c = f->drawn ? &little : &mini->cfg;
+    enum dg_format fmt = f->drawn ? DG_FMT_Q4_BLOCK : mini->layer[0].gate_up.fmt;
+    return (size_t)c->experts * (size_t)(dg_format_mat_bytes(fmt, 2 * c->moe, c->hidden) + dg_format_mat_bytes(fmt, c->hidden, c->moe));
+}
+
+/* A pass run op by op behind a recorded one that nobody has waited for: its copies wait for the recording's launches. */
+static enum dg_status behind_graph(size_t budget, float *entropy, struct dg_error *err) {
+    struct dg_session_needs needs = {&fed_session, 1};
+    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7};
+    struct dg_cuda_opts o = {.gpu_memory = budget, .beside = dg_session_needs, .beside_ctx = &needs};
+    struct dg_backend *be = NULL;
+    struct dg_session *s = NULL;
+    static const int32_t canvas[ROWS] = {7, 60, 113, 166};
+    enum dg_status st = dg_cuda_create_random(&be, &w, &o, err);
+    if (st == DG_OK)
+        st = dg_session_create(&s, be, &fed_session, err);
+    for (int i = 0; st == DG_OK && i < 4; i++) {
+        struct dg_denoise d = {canvas, i < 3 ? ROWS : ROWS - 1, DG_SC_SEED, true, 1.25f};
+        st = dg_forward_denoise(be, s->planes, &s->kv, &d, NULL, err);
+    }
+    if (st == DG_OK) {
+        be->ops->read(be, entropy, s->planes->stats.entropy, ROWS * sizeof *entropy);
+        st = dg_backend_status(be, err);
+    }
+    dg_session_destroy(s);
+    dg_backend_destroy(be);
+    return st;
+}
+
+static void fed_behind_graph(size_t budget) {
+    float want[ROWS], got[ROWS];
+    struct dg_error err = {0};
+    enum dg_status st = behind_graph(0, want, &err);
+    setenv("DG_STUB_ORDER", "early", 1);
+    if (st == DG_OK)
+        st = behind_graph(budget, got, &err);
+    unsetenv("DG_STUB_ORDER");
+    ok(st == DG_OK && memcmp(want, got, sizeof want) == 0, "copies behind a recorded pass wait for it", dg_error_text(&err));
+    dg_error_clear(&err);
+}
+
+/* The same bits whatever is streamed, in either extreme order of copies and launches. */
+static void fed_same(const struct fed *f) {
+    static const struct {
+        const char *order;
+        int less, streamed; /* layers' experts the budget lacks; how many are streamed then: a double buffer takes two */
+    } runs[] = {{"late", 1, 3}, {"early", 4, 6}, {"early", 2, 4}, {"late", 3, 5}};
+    struct outcome want, got;
+    struct dg_error err = {0};
+    char why[900], name[120];
+    enum dg_status st = fed_run(f, 0, &want, &err);
+    ok(st == DG_OK && want.streamed == 0 && isfinite(want.entropy[f->steps - 1][0]), "all experts on the device", dg_error_text(&err));
+    for (size_t i = 0; i < (f->exact || f->kernels ? 2 : sizeof runs / sizeof *runs); i++) {
+        setenv("DG_STUB_ORDER", runs[i].order, 1);
+        st = fed_run(f, want.used - (size_t)runs[i].less * experts_of_a_layer(f), &got, &err);
+        unsetenv("DG_STUB_ORDER");
+        bool same = memcmp(want.entropy, got.entropy, sizeof want.entropy) == 0 && memcmp(want.argmax, got.argmax, sizeof want.argmax) == 0 &&
+                    want.kv == got.kv;
+        snprintf(why, sizeof why, "%s; %d streamed, the same: %d, %d open", dg_error_text(&err), got.streamed, same, stub_open());
+        snprintf(name, sizeof name, "experts of %d of 6 layers streamed, copies %s, %s%s", runs[i].streamed, runs[i].order,
+                 f->exact ? "f32 planes" : "bf16 planes", f->kernels ? ", launches chained" : "");
+        ok(st == DG_OK && same && got.streamed == runs[i].streamed && stub_open() == 0, name, why);
+        dg_error_clear(&err);
+    }
+    if (!f->exact && !f->kernels)
+        fed_behind_graph(want.used - 4 * experts_of_a_layer(f));
+}
+
+/* A loaded model's stacks are where they stay, byte for byte: on the device, or in the host memory that is copied from. */
+static void fed_bytes(void) {
+    struct dg_session_needs needs = {&fed_session, 1};
+    struct dg_cuda_opts o = {.beside = dg_session_needs, .beside_ctx = &needs};
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    struct dg_session *s = NULL;
+    char why[900];
+    size_t up = (size_t)mini->layer[0].gate_up.e * (size_t)dg_format_mat_bytes(DG_FMT_BF16, mini->layer[0].gate_up.n, mini->layer[0].gate_up.k);
+    size_t all = experts_of_a_layer(&(struct fed){0}), down = all - up;
+    enum dg_status st = dg_cuda_create(&be, mini, &o, &err);
+    if (st == DG_OK)
+        st = dg_session_create(&s, be, &fed_session, &err);
+    o.gpu_memory = st == DG_OK ? dg_cuda_memory(be, NULL) - 2 * all : 0;
+    dg_session_destroy(s);
+    dg_backend_destroy(be);
+    st = st == DG_OK ? dg_cuda_create(&be, mini, &o, &err) : st;
+    int wrong = 0, streamed = 0;
+    unsigned char *got = dg_calloc(all, 1);
+    for (int32_t l = 0; st == DG_OK && got && l < mini->cfg.layers; l++) {
+        const struct dg_cuda *cu = dg_cuda_of(be);
+        const struct dg_layer *d = &be->model->layer[l], *f = &mini->layer[l];
+        const unsigned char *where = got;
+        for (int32_t i = 0; i < cu->feed.n; i++)
+            if (cu->feed.layer[i] == l) {
+                where = cu->feed.host[i];
+                streamed++;
+            }
+        be->ops->read(be, got, (const void *)(uintptr_t)d->gate_up.dev, up);
+        be->ops->read(be, got + up, (const void *)(uintptr_t)d->expert_down.dev, down);
+        wrong += memcmp(where, f->gate_up.data, up) != 0 || memcmp(where + up, f->expert_down.data, down) != 0;
+    }
+    snprintf(why, sizeof why, "%s; %d of 6 wrong, %d streamed", dg_error_text(&err), wrong, streamed);
+    ok(st == DG_OK && got && wrong == 0 && streamed == 4, "a model's experts where they stay", why);
+    dg_free(got);
+    dg_backend_destroy(be);
+    dg_error_clear(&err);
+}
+
+/* To the byte: what was foreseen is what is taken, and a byte less is refused. */
+static void fed_budgets(void) {
+    static const struct fed f = {.steps = 1};
+    struct outcome all, got;
+    struct dg_error err = {0};
+    struct dg_backend *be = NULL;
+    char why[900], memory[32];
+    setenv("DG_STUB_NO_RUN", "1", 1);
+    enum dg_status st = fed_run(&f, 0, &all, &err);
+    dg_error_clear(&err); /* what was not computed is no number */
+    size_t least = all.used - 4 * experts_of_a_layer(&f);
+    for (size_t i = 0; i < 2; i++) {
+        st = fed_run(&f, all.used - 1 + i, &got, &err);
+        snprintf(why, sizeof why, "%s; %d streamed, %zu and %zu taken", dg_error_text(&err), got.streamed, got.used, all.used);
+        ok(got.streamed == (i ? 0 : 3) && got.used <= all.used, i ? "a budget of just all" : "a byte less than all", why);
+        dg_error_clear(&err);
+    }
+    st = fed_run(&f, least - 1, &got, &err);
+    ok(st == DG_E_NOMEM && strstr(dg_error_text(&err), "with the experts of every layer in host memory") && !strchr(dg_error_text(&err), '\n') &&
+           stub_open() == 0,
+       "a byte less than the least", dg_error_text(&err));
+    dg_error_clear(&err);
+    dg_mem_pretend(1 << 20);
+    st = fed_run(&f, least, &got, &err);
+    dg_mem_pretend(0);
+    ok(st == DG_E_NOMEM && strstr(dg_error_text(&err), "the experts of 6 layers stay in host memory, 18.0 MiB, and 1.0 MiB of it are free") &&
+           stub_open() == 0,
+       "too little host memory", dg_error_text(&err));
+    dg_error_clear(&err);
+    snprintf(memory, sizeof memory, "%zu", least + least / 16);
+    setenv("DG_STUB_MEMORY", memory, 1);
+    st = fed_run(&f, 0, &got, &err);
+    unsetenv("DG_STUB_MEMORY");
+    snprintf(why, sizeof why, "%s; %d streamed", dg_error_text(&err), got.streamed);
+    ok(got.streamed >= 5, "a small device without a budget", why);
+    dg_error_clear(&err);
+    st = dg_backend_open(&be, "auto", mini, &(struct dg_backend_opts){.threads = 1, .gpu_memory = 1 << 20}, &err);
+    ok(st == DG_E_NOMEM && !be, "auto does not fall back when a budget is refused", dg_error_text(&err));
+    dg_error_clear(&err);
+    unsetenv("DG_STUB_NO_RUN");
+}
+
+/* Driver calls of streaming that fail are the turn's error, and nothing is left open. */
+static void fed_failures(void) {
+    static const char *const calls[] = {"cuMemHostAlloc:3:700", "cuStreamCreate:2:700", "cuEventCreate:3:700", "cuEventCreate:9:700",
+                                        "cuStreamWaitEvent:1:700", "cuStreamWaitEvent:2:700", "cuStreamWaitEvent:11:700",
+                                        "cuMemcpyHtoDAsync_v2:3:700", "cuMemcpyDtoHAsync_v2:1:700", "cuMemcpyDtoHAsync_v2:6:700"};
+    static const struct fed f = {.drawn = true, .steps = 4};
+    struct outcome all, got;
+    struct dg_error err = {0};
+    char why[900], name[100];
+    enum dg_status st = fed_run(&f, 0, &all, &err);
+    ok(st == DG_OK, "nothing fails", dg_error_text(&err));
+    dg_error_clear(&err);
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        setenv("DG_STUB_FAIL", calls[i], 1);
+        st = fed_run(&f, all.used - 4 * experts_of_a_layer(&f), &got, &err);
+        unsetenv("DG_STUB_FAIL");
+        snprintf(why, sizeof why, "%s, \"%s\", %d open", dg_status_name(st), dg_error_text(&err), stub_open());
+        snprintf(name, sizeof name, "%s with experts in host memory", calls[i]);
+        ok(st == DG_E_BACKEND && strstr(dg_error_text(&err), "ILLEGAL_ADDRESS") && stub_open() == 0, name, why);
+        dg_error_clear(&err);
+    }
+}
+
+static void fed(void) {
+    little = mini->cfg;
+    little.vocab = 256;
+    little.canvas = 16;
+    little.hidden = little.inter = 64;
+    little.moe = 32;
+    little.experts = 6;
+    little.topk = 2;
+    little.window = 24;
+    fed_bytes();
+    fed_same(&(struct fed){.drawn = true, .exact = true, .steps = STEPS_MAX});
+    fed_same(&(struct fed){.drawn = true, .steps = STEPS_MAX});
+    setenv("DG_STUB_CC", "90", 1);
+    long before = stub_chained();
+    fed_same(&(struct fed){.drawn = true, .kernels = "chain", .steps = STEPS_MAX});
+    ok(stub_chained() > before + 100, "launches are chained", "they are not");
+    unsetenv("DG_STUB_CC");
+    fed_budgets();
+    fed_failures();
 }
 
 static void names(void) {
@@ -366,6 +662,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     find_stub();
+    setvbuf(stdout, NULL, _IOLBF, 0);
     refusals();
     planned_failures();
     host_memory();
@@ -373,9 +670,11 @@ int main(int argc, char **argv) {
     kernels();
     same_as_cpu(true);
     same_as_cpu(false);
+    branches();
     bad_numbers(true);
     bad_numbers(false);
     failing_turn();
+    fed();
     drawn_and_graph();
     benches(argv[1]);
     char why[80];

@@ -134,7 +134,7 @@ static void case_norm_chain(struct op_run *r) {
     for (size_t i = 0; op->norm_chain && i < 5; i++)
         for (int variant = 0; variant < 4; variant++) {
             int n = shape[i][0], k = shape[i][1], outs_n = variant ? variant : 0;
-            r->whole = true; /* where rows begin decides the order of a sum */
+            r->rows_at = OP_ROWS_WHOLE; /* where rows begin decides the order of a sum */
             struct op_plane a = op_input(r, n, k, op->act, 2), b = op_input(r, n, k, DG_F32, 3), x = op_input(r, n, k, op->act, 4);
             struct op_plane a1 = op_output(r, n, k, op->act), x1 = op_output(r, n, k, op->act), y[3], y1[3];
             struct op_vec wa = op_vec(r, k, 1), wb = op_vec(r, k, 1), w = op_vec(r, k, 1), wy[3];
@@ -158,7 +158,7 @@ static void case_norm_chain(struct op_run *r) {
                 op_fetch(r, &y1[o]);
                 op_expect_same(r, &y1[o], 0, &y[o], 0, n);
             }
-            r->whole = false;
+            r->rows_at = OP_ROWS_ANY;
             op_done(r, "n=%d k=%d variant %d", n, k, variant);
         }
 }
@@ -237,7 +237,7 @@ static void case_linear(struct op_run *r) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
             if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
-                r->whole = true;
+                r->rows_at = OP_ROWS_WHOLE;
                 one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
                 one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
                 one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
@@ -245,7 +245,7 @@ static void case_linear(struct op_run *r) {
                 one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
                 one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
                 one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
-                r->whole = false;
+                r->rows_at = OP_ROWS_ANY;
             }
         }
     }
@@ -318,6 +318,36 @@ static const struct kv_case kv_cases[] = {
     {128, 4, 2, 6, 6, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
 
+/* Full layers that attend to the highest scores; key t is key t - twins where that is not 0. Those with one kv head or few positions are also
+ * for the emulator, which multiplies whole tiles. */
+static const struct {
+    struct kv_case c;
+    int twins;
+} top_cases[] = {
+    /* around the first visible positions, where all are kept; a tile of 128 positions; more groups of 32 than keys kept */
+    {{512, 16, 2, 12, 12, 0, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 16, 2, 9, 8, 60, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 16, 2, 6, 6, 124, true, false, true, 0, DG_F16, 31, 0}, 0},
+    {{512, 6, 1, 3, 2, 2046, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 5, 5, 2045, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 4, 3, 4400, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 6, 2, 4, 4, 3001, true, false, true, 0, DG_F16, 1, 0}, 0},
+    /* so many kept that the list of candidates does not hold them */
+    {{512, 4, 1, 3, 3, 4300, true, false, false, 0, DG_F16, 512, 0}, 0},
+    {{192, 4, 1, 3, 3, 3000, true, false, true, 0, DG_F16, 600, 0}, 0},
+    {{256, 4, 2, 9, 7, 2500, false, false, true, 0, DG_F16, 100, 0}, 0},
+    /* equal scores: all of them, a third, and in pairs far apart */
+    {{512, 4, 1, 4, 4, 2300, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 1},
+    {{512, 4, 1, 3, 2, 4500, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 3},
+    {{512, 8, 2, 4, 4, 2900, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 1000},
+    {{128, 4, 2, 5, 5, 150, true, false, true, 0, DG_F16, 63, 0}, 40},
+    {{64, 2, 1, 4, 4, 1000, true, false, true, 0, DG_F32, 100, 0}, 7},
+    /* many rows: more than one tile of a kv head */
+    {{512, 4, 2, 300, 300, 2500, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 130, 124, 3900, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 900},
+    {{512, 16, 2, 130, 130, 50, true, false, false, 0, DG_F16, 64, 0}, 0},
+};
+
 /* Cases above in as few rows and heads as show the same, for an emulated processor. */
 static const struct kv_case kv_emulated[] = {
     {256, 4, 2, 13, 13, 1020, true, true, true, 200, DG_F16, 0, 0},
@@ -344,8 +374,9 @@ static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, i
     return (double)scale * ((const signed char *)head)[sizeof scale + (size_t)d];
 }
 
-/* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. */
-static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, double **k, double **v) {
+/* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. twins: of a whole cache, key t is
+ * key t - twins; 0 = all differ. */
+static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, int twins, double **k, double **v) {
     int64_t slots = c->ring ? KV_SLOTS : r->c->small ? c->pos0 + c->n + 37 : KV_FULL;
     size_t heads = (size_t)slots * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
     struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, slots, c->ring, c->window};
@@ -367,6 +398,8 @@ static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int
             }
             if (c->kv == DG_Q8)
                 dg_kv_q8_store(x, c->hd, head);
+            if (twins && !which && slot >= twins)
+                memcpy(head, head - (size_t)(twins * c->kv_heads) * dg_kv_head_bytes(c->kv, c->hd), dg_kv_head_bytes(c->kv, c->hd));
             for (int e = 0; e < c->hd; e++)
                 d[at * c->hd + e] = kv_value(&kv, raw, slot, (int32_t)(i % c->kv_heads), e);
         }
@@ -381,30 +414,40 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Drops all but the k highest scores. Returns the weight of those so near the edge that rounding by `slack` may decide about them. */
+/* Drops all but the k highest scores, of equal ones the first. Returns the weight of those so near the edge, and not equal to it, that rounding
+ * by `slack` may decide about them. */
 static double keep_top(double *s, int64_t n, int64_t k, double slack, double max) {
     if (k >= n)
         return 0;
-    double *tmp = malloc((size_t)n * sizeof *tmp), least, edge = 0;
+    double *tmp = malloc((size_t)n * sizeof *tmp), least, near = 0;
     if (!tmp)
         abort();
     memcpy(tmp, s, (size_t)n * sizeof *tmp);
     qsort(tmp, (size_t)n, sizeof *tmp, rising);
     least = tmp[n - k];
-    if (tmp[n - k] - tmp[n - k - 1] <= slack)
-        for (int64_t i = 0; i < n; i++)
-            edge += fabs(s[i] - least) <= slack ? exp(s[i] - max) : 0;
-    for (int64_t i = 0; i < n; i++)
-        s[i] = s[i] < least ? -INFINITY : s[i];
+    bool decided = tmp[n - k] - tmp[n - k - 1] > slack, all_equal = true;
+    int64_t equal = 0;
     free(tmp);
-    return edge;
+    for (int64_t i = 0; i < n; i++) {
+        if (fabs(s[i] - least) <= slack) {
+            near += exp(s[i] - max);
+            all_equal &= s[i] >= least && s[i] <= least;
+        }
+        equal += s[i] > least; /* at first those that leave no room for an equal one */
+    }
+    for (int64_t i = 0; i < n; i++) {
+        bool is = s[i] >= least && s[i] <= least, kept = s[i] > least || (is && equal < k);
+        equal += is;
+        s[i] = kept ? s[i] : -INFINITY;
+    }
+    return decided || all_equal ? 0 : near;
 }
 
-static void one_attention(struct op_run *r, const struct kv_case *c) {
+static void one_attention(struct op_run *r, const struct kv_case *c, int twins) {
     const struct dg_ops *op = r->c->be->ops;
     double *k, *v;
     int64_t end = c->pos0 + c->live, row = (int64_t)c->kv_heads * c->hd;
-    struct dg_kv_layer kv = make_kv(r, c, end, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, end, twins, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane q = op_input(r, c->n, c->heads * c->hd + 24, op->act, 0.4), y = op_output(r, c->n, c->heads * c->hd, op->act);
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
@@ -443,18 +486,19 @@ static void one_attention(struct op_run *r, const struct kv_case *c) {
                               8 * edge / sum + 1e-37 + (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
             }
         }
-    /* the last rows of the same batch computed alone: a causal row must not notice; a bidirectional one sees the same keys */
-    int from = c->live > 2 ? c->live / 2 : 0;
-    if (from && c->causal) {
-        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, true, -1, c->topk};
+    /* the last rows of the same batch computed alone: a causal row must not notice; others see the same keys without the padding rows */
+    int from = c->live > 2 && c->causal ? c->live / 2 : 0;
+    if (from || (!c->causal && c->n > c->live)) {
+        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, c->causal, from ? -1 : b.ring_from, c->topk};
         struct dg_plane part = op_rows(&q, from, tail.n);
         struct op_plane again = op_output(r, tail.n, c->heads * c->hd, op->act);
         op->attention(r->c->be, &part, c->heads, &tail, &kv, &again.p);
         op_fetch(r, &again);
         op_expect_same(r, &y, from, &again, 0, tail.n);
     }
-    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d %s %s", c->hd, c->heads, c->kv_heads, c->n, (long long)c->pos0, c->window,
-            c->topk, c->causal ? "causal" : "both ways", c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32");
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d twins %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n,
+            (long long)c->pos0, c->window, c->topk, twins, c->causal ? "causal" : "both ways",
+            c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32", r->rows_at == OP_ROWS_WHOLE ? "at whole vectors" : "at odd places");
 }
 
 /* Products of a case: what an emulator or a checker can take of the large ones is little. */
@@ -466,16 +510,22 @@ static bool small_case(const struct op_run *r, const struct kv_case *c) {
 static void case_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
         if ((!r->c->small || small_case(r, &kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
-            one_attention(r, &kv_cases[i]);
+            for (r->rows_at = OP_ROWS_WHOLE; r->rows_at <= (i % 4 ? OP_ROWS_WHOLE : OP_ROWS_ODD); r->rows_at++)
+                one_attention(r, &kv_cases[i], 0);
+    r->rows_at = OP_ROWS_WHOLE;
+    for (size_t i = 0; i < sizeof top_cases / sizeof *top_cases; i++)
+        if (!r->c->small || (small_case(r, &top_cases[i].c) && (top_cases[i].c.kv_heads == 1 || top_cases[i].c.pos0 < 500)))
+            one_attention(r, &top_cases[i].c, top_cases[i].twins);
     for (size_t i = 0; r->c->emulated && i < sizeof kv_emulated / sizeof *kv_emulated; i++)
-        one_attention(r, &kv_emulated[i]);
+        one_attention(r, &kv_emulated[i], 0);
+    r->rows_at = OP_ROWS_ANY;
 }
 
 static void one_qkv(struct op_run *r, const struct kv_case *c) {
     const struct dg_ops *op = r->c->be->ops;
     int hd = c->hd, half = hd / 2, cols = (c->heads + (c->has_v ? 2 : 1) * c->kv_heads) * hd;
     double *k, *v;
-    struct dg_kv_layer kv = make_kv(r, c, 0, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, 0, 0, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane x = op_input(r, c->n, cols, op->act, 2);
     struct op_vec qn = op_vec(r, hd, 1), kn = op_vec(r, hd, 1);
@@ -586,12 +636,27 @@ static void case_router(struct op_run *r) {
     one_router(r, 67, 16, 256, 4, true);
     one_router(r, 130, 128, 416, 8, false);
     one_router(r, 9, 128, 416, 8, true);
+    one_router(r, 35, 128, 3264, 8, true);
     one_router(r, 5, 300, 37, 8, false);
     one_router(r, 3, 8, 64, 8, false);
 }
 
-/* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none. */
-static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, bool lopsided) {
+/* Which experts a case's rows go to. */
+struct spread {
+    enum { DRAWN, LOPSIDED, COUNTED } kind; /* lopsided: most rows go to one expert, so that its rows fill several tiles while others get none */
+    const int32_t *count;                   /* COUNTED: rows of each expert, one expert a row */
+};
+
+/* The expert of row i of m, of as many rows as the counts say, in an order that mixes the experts. */
+static int32_t counted(const int32_t *count, int m, int i) {
+    int64_t at = (int64_t)i * 7919 % m;
+    int32_t e = 0;
+    while (at >= count[e])
+        at -= count[e++];
+    return e;
+}
+
+static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts, int topk, int moe, int hidden, struct spread to) {
     struct dg_backend *be = r->c->be;
     weights_are(r, fmt);
     struct op_plane x = op_input(r, m, hidden, be->ops->act, 1), y = op_output(r, m, hidden, DG_F32);
@@ -606,7 +671,9 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
             int32_t e;
             bool taken;
             do {
-                e = lopsided && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                e = to.kind == LOPSIDED && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                if (to.kind == COUNTED)
+                    e = counted(to.count, m, i);
                 taken = false;
                 for (int q = 0; q < j; q++)
                     taken |= id[i * topk + q] == e;
@@ -657,26 +724,39 @@ static void one_experts(struct op_run *r, enum dg_format fmt, int m, int experts
         op_expect_same(r, &y, m - 1, &alone, 0, 1);
     }
     op_done(r, "%s m=%d experts=%d top %d moe=%d hidden=%d%s", dg_format_traits(fmt)->name, m, experts, topk, moe, hidden,
-            lopsided ? " lopsided" : "");
+            to.kind == LOPSIDED ? " lopsided" : to.kind == COUNTED ? " counted" : "");
+}
+
+/* Entries of many tokens on Hopper: every width of their tiles, one more and one less; an expert without rows among them. */
+static void many_tokens(struct op_run *r, enum dg_format fmt) {
+    static const int32_t edges[] = {1, 63, 64, 65, 0, 127, 128, 129, 300}, widths[] = {31, 33, 79, 81, 96, 97, 112, 113}, cut[] = {129, 0, 16};
+    const struct spread by_edges = {COUNTED, edges}, by_widths = {COUNTED, widths}, by_cut = {COUNTED, cut};
+    one_experts(r, fmt, 877, 9, 1, 128, 320, by_edges);
+    one_experts(r, fmt, 642, 8, 1, 192, 192, by_widths);
+    one_experts(r, fmt, 145, 3, 1, 704, 2816, by_cut);
+    one_experts(r, fmt, 520, 4, 2, 64, 64, (struct spread){DRAWN, NULL});
 }
 
 static void case_experts(struct op_run *r) {
+    const struct spread drawn = {DRAWN, NULL}, lopsided = {LOPSIDED, NULL};
     static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_F32, DG_FMT_Q8_ROW};
     for (size_t f = 0; f < 6; f++) {
-        one_experts(r, fmts[f], 3, 5, 2, 32, 64, false);
-        one_experts(r, fmts[f], r->c->emulated ? 20 : 45, 16, 4, 96, 160, false);
+        one_experts(r, fmts[f], 3, 5, 2, 32, 64, drawn);
+        one_experts(r, fmts[f], r->c->emulated ? 20 : 45, 16, 4, 96, 160, drawn);
         if (!r->c->small || f < 2)
-            one_experts(r, fmts[f], 150, 9, 2, 64, 96, true);
+            one_experts(r, fmts[f], 150, 9, 2, 64, 96, lopsided);
         if (!r->c->small)
-            one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, false);
+            one_experts(r, fmts[f], 64, 130, 8, 160, HIDDEN, drawn);
         /* widths of the kernels for compute capability 9.0: few and many tokens an expert, whole and cut entries */
         if (fmts[f] == DG_FMT_Q4_BLOCK || fmts[f] == DG_FMT_NVFP4_BLOCK) {
-            one_experts(r, fmts[f], 9, 5, 2, 64, 128, false);
+            one_experts(r, fmts[f], 9, 5, 2, 64, 128, drawn);
+            one_experts(r, fmts[f], 70, 2, 1, 64, 64, lopsided);
             if (!r->c->small) {
-                one_experts(r, fmts[f], 100, 40, 8, 192, 256, true);
-                one_experts(r, fmts[f], 70, 128, 8, 64, 320, false);
-                one_experts(r, fmts[f], 300, 6, 3, 128, 256, true);
-                one_experts(r, fmts[f], 5, 4, 2, 704, 384, false);
+                one_experts(r, fmts[f], 100, 40, 8, 192, 256, lopsided);
+                one_experts(r, fmts[f], 70, 128, 8, 64, 320, drawn);
+                one_experts(r, fmts[f], 300, 6, 3, 128, 256, lopsided);
+                one_experts(r, fmts[f], 5, 4, 2, 704, 384, drawn);
+                many_tokens(r, fmts[f]);
             }
         }
     }
@@ -730,7 +810,7 @@ static void case_head(struct op_run *r) {
             int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
             if (big && r->c->emulated)
                 m = 23, vocab = 500, k = 160;
-            r->whole = f == 0;
+            r->rows_at = f == 0 ? OP_ROWS_WHOLE : OP_ROWS_ANY;
             struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
             struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
             weights_are(r, fmts[f]);
@@ -742,7 +822,7 @@ static void case_head(struct op_run *r) {
                     double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
                     op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
                 }
-            r->whole = false;
+            r->rows_at = OP_ROWS_ANY;
             check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
             if (m > 3) {
                 struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
@@ -845,7 +925,7 @@ static const struct {
 
 void op_cases_run(struct op_cases *c) {
     struct dg_error err = {0};
-    struct dg_reserve need = {.rows = 512, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
+    struct dg_reserve need = {.rows = 1024, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
     if (dg_backend_reserve(c->be, &need, &err) != DG_OK) {
         printf("scratch: %s\n", dg_error_text(&err));
         dg_error_clear(&err);

@@ -117,8 +117,10 @@ double op_get(const void *base, enum dg_dtype t, int64_t i) {
 static size_t block_bytes(const struct dg_plane *p) { return (size_t)(p->rows + 2) * (size_t)p->ld * dg_dtype_bytes(p->dtype); }
 
 static struct op_plane blank(struct op_run *r, int rows, int cols, enum dg_dtype t) {
-    /* every second plane begins its rows at whole vectors, the others at odd places */
-    int64_t ld = op_random(r) & 1 || r->whole ? (cols + 8 + 7) / 8 * 8 : cols + 1 + (int64_t)(op_random(r) % 9);
+    bool whole = r->rows_at == OP_ROWS_ANY ? op_random(r) & 1 : r->rows_at == OP_ROWS_WHOLE;
+    int64_t ld = whole ? (cols + 8 + 7) / 8 * 8 : cols + 1 + (int64_t)(op_random(r) % 9);
+    if (r->rows_at == OP_ROWS_ODD && ld % 2 == 0)
+        ld++;
     struct op_plane p = {.p = {NULL, t, rows, cols, ld}};
     p.v = op_memory(r, (size_t)rows * (size_t)cols * sizeof *p.v);
     p.raw = op_memory(r, block_bytes(&p.p));

@@ -16,6 +16,10 @@ struct op_held {
     struct op_held *next;
 };
 
+/* Where a plane's rows begin: at random (as it comes, plane by plane), at whole vectors, which is what the fastest kernels ask for, or never there.
+ * Planes that different runs of a case are compared through must not be left to chance: the kernel is chosen by it. */
+enum op_rows_at { OP_ROWS_ANY, OP_ROWS_WHOLE, OP_ROWS_ODD };
+
 struct op_run {
     struct op_cases *c;
     const char *op;
@@ -23,7 +27,7 @@ struct op_run {
     int cases;
     double worst, case_worst;
     double weight_round; /* of the format at hand */
-    bool whole; /* planes' rows begin at whole vectors: what the fastest kernels ask for */
+    enum op_rows_at rows_at;
     int complaints; /* of the case in progress */
     char first[160];
     struct op_held *held;

@@ -1135,9 +1135,29 @@ static void every_allocation_fails(void **state) {
     mk_free(&c);
 }
 
+/* A backend's wish is met as far as the rings go that the options ask for, and never makes them larger. */
+static void wished_chunk(void **state) {
+    (void)state;
+    const struct dg_config c = {.canvas = 256, .window = 1024, .ctx_max = 262144, .layers = 1, .layer = {{.hd = 256, .kv_heads = 8}}};
+    const struct dg_ops ops = {.chunk = 3072};
+    static const struct {
+        int64_t ctx, ring;
+        int32_t set, want;
+    } t[] = {{100000, 4096, 0, 3072}, {100000, 2048, 0, 1024}, {100000, 16, 0, 1024}, {100000, 8192, 0, 3072}, {3000, 16, 0, 1024},
+             {2000, 16, 0, 2000},     {8192, 4096, 77, 77}};
+    for (size_t i = 0; i < sizeof t / sizeof *t; i++) {
+        struct dg_session_opts o = {.ctx = t[i].ctx, .ring = t[i].ring, .chunk = t[i].set}, least = o;
+        assert_int_equal(dg_session_opts_resolve(&c, &ops, &o, NULL), DG_OK);
+        assert_int_equal(dg_session_opts_resolve(&c, NULL, &least, NULL), DG_OK);
+        assert_int_equal(o.chunk, t[i].want);
+        assert_int_equal(least.chunk, t[i].set ? t[i].set : 256);
+        assert_int_equal(dg_kv_bytes(&c, o.ctx, o.ring, o.chunk, DG_F16), dg_kv_bytes(&c, o.ctx, o.ring, least.chunk, DG_F16));
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(chunks),
+        cmocka_unit_test(chunks), cmocka_unit_test(wished_chunk),
         cmocka_unit_test(every_length),          cmocka_unit_test(pieces),         cmocka_unit_test(threads_and_runs),
         cmocka_unit_test(after_another_request), cmocka_unit_test(rewinding), cmocka_unit_test(rewinding_often),
         cmocka_unit_test(failed_turns),    cmocka_unit_test(cancelled_prefill), cmocka_unit_test(failed_prefill),

@@ -65,14 +65,35 @@ void dg_cuda_launch(struct dg_backend *be, enum dg_cuda_kernel k, enum dg_cuda_k
     void *params[1];
     memcpy(params, &args, sizeof args); /* the driver's array has no const */
     dg_cu_result r;
-    if (cu->chain) {
+    if (cu->chain && !cu->apart) {
         struct dg_cu_launch_attr chained = {.id = DG_CU_LAUNCH_CHAINED, .value.flag = 1};
-        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, &chained, 1};
+        struct dg_cu_launch l = {gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->to, &chained, 1};
         r = cu->d.launch_ex(&l, cu->fn[k], params, NULL);
     } else {
-        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->stream, params, NULL);
+        r = cu->d.launch(cu->fn[k], gx, gy, 1, kernel[k].threads, 1, 1, shared, cu->to, params, NULL);
     }
+    cu->apart = false;
     dg_cuda_ok(be, r, kernel[k].name);
+}
+
+/* Makes what is launched into stream `to` from here on wait for what `from` was given before. */
+static void follow(struct dg_backend *be, dg_cu_stream to, dg_cu_stream from, dg_cu_event e) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.event_record(e, from), "recording an event"))
+        dg_cuda_ok(be, cu->d.stream_wait(to, e, 0), "joining two streams");
+}
+
+/* A launch behind both streams waits for kernels of either to end: it must not begin while the one before it in its own stream ends. */
+void dg_cuda_branch(struct dg_backend *be, enum dg_branch b) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (!cu->branches)
+        return;
+    cu->to = b == DG_BRANCH_SIDE ? cu->side : cu->stream;
+    cu->apart = b != DG_BRANCH_MAIN;
+    if (b == DG_BRANCH_SIDE)
+        follow(be, cu->side, cu->stream, cu->forked);
+    else if (b == DG_BRANCH_JOIN)
+        follow(be, cu->stream, cu->side, cu->joined);
 }
 
 static void push_params(struct dg_backend *be, struct dgc_params p) {
@@ -110,8 +131,10 @@ struct dg_cuda_graph {
 
 enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph"))
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.capture_begin(cu->stream, 1 /* this thread's calls */), "starting a graph")) {
         cu->capturing = true;
+        dg_cuda_feed_record(be);
+    }
     return dg_backend_status(be, err);
 }
 
@@ -120,6 +143,7 @@ enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **o
     *out = NULL;
     struct dg_cuda_graph *g = dg_calloc(1, sizeof *g);
     dg_cu_graph graph = NULL;
+    dg_cuda_feed_record_end(be);
     bool failed = be->error.code != DG_OK;
     /* a capture must be ended also after an op failed in it */
     dg_cu_result r = cu->capturing ? cu->d.capture_end(cu->stream, &graph) : 0;
@@ -150,8 +174,10 @@ void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_para
 
 void dg_cuda_graph_launch(struct dg_backend *be, struct dg_cuda_graph *g) {
     struct dg_cuda *cu = dg_cuda_of(be);
+    dg_cuda_feed_claim(be);
     if (dg_cuda_enter(be))
         dg_cuda_ok(be, cu->d.graph_launch(g->exec, cu->stream), "running a graph");
+    dg_cuda_feed_release(be);
 }
 
 void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {
@@ -217,6 +243,16 @@ float dg_cuda_elapsed(struct dg_backend *be, int from, int to) {
 
 const char *dg_cuda_describe(const struct dg_backend *be) { return dg_cuda_of(be)->about; }
 
+size_t dg_cuda_streamed(const struct dg_backend *be, int32_t *layers) {
+    const struct dg_cuda_feed *f = &dg_cuda_of(be)->feed;
+    size_t sum = 0;
+    for (int32_t i = 0; i < f->n; i++)
+        sum += f->bytes[i];
+    if (layers)
+        *layers = f->n;
+    return sum;
+}
+
 size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights) {
     if (weights)
         *weights = dg_cuda_of(be)->weights_bytes;
@@ -229,7 +265,10 @@ static void cuda_destroy(struct dg_backend *be) {
         cu->d.ctx_set(cu->ctx);
         if (cu->stream)
             cu->d.stream_sync(cu->stream);
+        if (cu->side)
+            cu->d.stream_sync(cu->side);
         dg_cuda_replay_forget(be);
+        dg_cuda_feed_close(be);
         dg_cuda_scratch_free(be);
         dg_cuda_free(be, cu->dev_params);
         dg_cuda_free(be, cu->weights);
@@ -239,6 +278,12 @@ static void cuda_destroy(struct dg_backend *be) {
                 cu->d.event_destroy(cu->mark[i]);
         for (int i = 0; i < cu->n_modules; i++)
             cu->d.module_unload(cu->module[i]);
+        if (cu->forked)
+            cu->d.event_destroy(cu->forked);
+        if (cu->joined)
+            cu->d.event_destroy(cu->joined);
+        if (cu->side)
+            cu->d.stream_destroy(cu->side);
         if (cu->stream)
             cu->d.stream_destroy(cu->stream);
         cu->d.ctx_set(NULL);
@@ -278,8 +323,13 @@ static enum dg_status open_device(struct dg_backend *be, const struct dg_cuda_op
         return DG_FAIL(err, DG_E_BACKEND, "opening CUDA device %d (%s): %s", opts->device, cu->name,
                        dg_cuda_result_text(&cu->d, r, text, sizeof text));
     }
-    if (dg_cuda_enter(be))
-        dg_cuda_ok(be, cu->d.stream_create(&cu->stream, 1 /* does not wait for the default stream */), "making a stream");
+    enum { APART = 1 /* does not wait for the default stream */, UNTIMED = 2 };
+    /* of blocks that are ready, those of the side branch go first: it is short, and must not be left to run behind the main one */
+    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.stream_create(&cu->stream, APART), "making a stream") &&
+        dg_cuda_ok(be, cu->d.stream_create_ranked(&cu->side, APART, -1), "making a stream") &&
+        dg_cuda_ok(be, cu->d.event_create(&cu->forked, UNTIMED), "making an event"))
+        dg_cuda_ok(be, cu->d.event_create(&cu->joined, UNTIMED), "making an event");
+    cu->to = cu->stream;
     return dg_backend_status(be, err);
 }
 
@@ -293,12 +343,17 @@ static enum dg_status check_shape(const struct dg_config *c, struct dg_error *er
     return DG_OK;
 }
 
-static void describe(struct dg_cuda *cu) {
+static void describe(const struct dg_backend *be) {
+    struct dg_cuda *cu = dg_cuda_of(be);
     size_t free_bytes = 0, total = 0;
+    char experts[96] = "";
     cu->d.mem_info(&free_bytes, &total);
-    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s", cu->name, cu->major, cu->minor,
+    if (cu->feed.n)
+        snprintf(experts, sizeof experts, ", experts of %d of %d layers streamed from host memory (%.0f MiB)", cu->feed.n, cu->model.cfg.layers,
+                 (double)dg_cuda_streamed(be, NULL) / (1 << 20));
+    snprintf(cu->about, sizeof cu->about, "%s (compute %d.%d, %d multiprocessors, %.1f GiB, CUDA %d.%d), %s%s", cu->name, cu->major, cu->minor,
              cu->n_sm, (double)total / (1 << 30), cu->d.version_number / 1000, cu->d.version_number % 1000 / 10,
-             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes");
+             cu->ops.act == DG_F32 ? "f32 planes" : "bf16 planes", experts);
 }
 
 /* Everything but the weights. */
@@ -320,6 +375,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     cu->id = atomic_fetch_add(&ids, 1) + 1;
     cu->budget = opts->gpu_memory;
     cu->kernels = opts->kernels;
+    cu->compile = opts->compile;
     dg_cuda_fill_ops(&cu->ops);
     cu->ops.name = "cuda";
     cu->ops.act = opts->exact_f32 ? DG_F32 : DG_BF16;
@@ -329,10 +385,10 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
     dg_cuda_hopper_choose(cu, opts);
+    cu->ops.chunk = cu->hopper & DG_CUDA_H_EXPERTS ? DG_CUDA_CHUNK : DG_CUDA_CHUNK / 2;
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));
-    describe(cu);
     *out = be;
     return DG_OK;
 done:
@@ -340,23 +396,24 @@ done:
     return st;
 }
 
+/* st: whether the weights are there. */
+static enum dg_status finish(struct dg_backend **out, enum dg_status st) {
+    if (st == DG_OK) {
+        describe(*out);
+        return DG_OK;
+    }
+    dg_backend_destroy(*out);
+    *out = NULL;
+    return st;
+}
+
 enum dg_status dg_cuda_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err) {
     DG_TRY(begin(out, &model->cfg, opts, err));
-    enum dg_status st = dg_cuda_upload(*out, model, opts, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_upload(*out, model, opts, err));
 }
 
 enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
                                      struct dg_error *err) {
     DG_TRY(begin(out, shape->cfg, opts, err));
-    enum dg_status st = dg_cuda_draw_weights(*out, shape, err);
-    if (st != DG_OK) {
-        dg_backend_destroy(*out);
-        *out = NULL;
-    }
-    return st;
+    return finish(out, dg_cuda_draw_weights(*out, shape, opts, err));
 }

@@ -16,7 +16,8 @@ enum dg_cuda_kernels {
     DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
 };
 
-/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. */
+/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. BRANCH, on any device: the two
+ * branches of a layer run beside each other. */
 enum {
     DG_CUDA_H_EXPERTS = 1,
     DG_CUDA_H_DENSE = 2,
@@ -25,15 +26,15 @@ enum {
     DG_CUDA_H_CHAIN = 16,
     DG_CUDA_H_ATTENTION = 32,
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
-    /* all but attention, under which a causal row's last bits were seen to depend on the rows beside it */
-    DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_NVFP4
+    DG_CUDA_H_BRANCH = 128,
+    DG_CUDA_H_TOPK = 256, /* scores of top-k attention */
+    DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
+                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
 struct dg_cuda_tune {
     int32_t split, split_full; /* keys of a part of an attention row in sliding and in full layers, multiples of 64 */
-    bool flat;                 /* keys are copied 64 dimensions at a time */
-    bool plain;                /* attention finishes a tile of keys before it begins the next one's scores */
 };
 
 struct dg_cuda_opts {
@@ -42,13 +43,16 @@ struct dg_cuda_opts {
     enum dg_cuda_kernels kernels;
     unsigned use; /* with DG_CUDA_AUTO, DG_CUDA_H_ bits: the other ops take the portable kernels; 0 = DG_CUDA_H_DEFAULT */
     struct dg_cuda_tune tune;
-    size_t gpu_memory; /* most bytes of device memory to take, 0 = what is free */
+    bool compile; /* kernels are compiled at run time although the binary carries them */
+    size_t gpu_memory; /* as in struct dg_backend_opts, as are these: */
+    dg_beside_fn *beside;
+    void *beside_ctx;
     dg_upload_progress_fn *progress;
     void *progress_ctx;
 };
 
 /* Sets kernels, use and tune from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
- * may have split=N, split_full=N, plain and flat (struct dg_cuda_tune) in the list or behind "auto,". False for anything else. */
+ * may have split=N and split_full=N (struct dg_cuda_tune) and "compile" in the list or behind "auto,". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;
@@ -81,6 +85,8 @@ enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cu
 
 /* Device name, compute capability, memory, and the kernels chosen, in one line. Borrowed from the backend. */
 const char *dg_cuda_describe(const struct dg_backend *be);
+/* Bytes of experts that are copied from host memory in each pass, and of how many layers; layers may be NULL. */
+size_t dg_cuda_streamed(const struct dg_backend *be, int32_t *layers);
 /* Bytes of device memory the backend holds now, and of those the weights. */
 size_t dg_cuda_memory(const struct dg_backend *be, size_t *weights);
 
@@ -105,6 +111,8 @@ float dg_cuda_elapsed(struct dg_backend *be, int from, int to);
 
 /* For benches. Bytes read and written a second by the best of five device copies of so many bytes (which are allocated twice); 0 after a failure. */
 double dg_cuda_copy_rate(struct dg_backend *be, size_t bytes);
+/* Bytes a second by the best of five copies, to the device, of the first experts that are kept in host memory; 0 when there are none. */
+double dg_cuda_host_rate(struct dg_backend *be);
 /* Whether passes are recorded and replayed (they are at first). */
 void dg_cuda_replay_passes(struct dg_backend *be, bool on);
 

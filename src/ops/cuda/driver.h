@@ -73,6 +73,7 @@ enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
     X(1, copy_on_device, "cuMemcpyDtoDAsync_v2", (dg_cu_ptr, dg_cu_ptr, size_t, dg_cu_stream))                                       \
     X(1, set_bytes, "cuMemsetD8Async", (dg_cu_ptr, unsigned char, size_t, dg_cu_stream))                                             \
     X(1, stream_create, "cuStreamCreate", (dg_cu_stream *, unsigned))                                                                \
+    X(1, stream_create_ranked, "cuStreamCreateWithPriority", (dg_cu_stream *, unsigned, int))                                        \
     X(1, stream_destroy, "cuStreamDestroy_v2", (dg_cu_stream))                                                                       \
     X(1, stream_sync, "cuStreamSynchronize", (dg_cu_stream))                                                                         \
     X(1, stream_wait, "cuStreamWaitEvent", (dg_cu_stream, dg_cu_event, unsigned))                                                    \

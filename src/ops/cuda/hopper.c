@@ -10,7 +10,8 @@ static const struct {
     const char *name;
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
-              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}};
+              {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH},
+              {"topk", DG_CUDA_H_TOPK}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
@@ -25,11 +26,10 @@ static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
         *(full ? &o->tune.split_full : &o->tune.split) = value;
         return value >= 64 && value % 64 == 0 && value <= 1 << 20;
     }
-    if (strcmp(word, "plain") == 0 || strcmp(word, "flat") == 0 || strcmp(word, "auto") == 0) {
-        o->tune.plain = o->tune.plain || word[0] == 'p';
-        o->tune.flat = o->tune.flat || word[0] == 'f';
+    if (strcmp(word, "auto") == 0)
         return true;
-    }
+    if (strcmp(word, "compile") == 0)
+        return o->compile = true;
     for (size_t i = 0; i < sizeof groups / sizeof *groups; i++)
         if (strcmp(groups[i].name, word) == 0) {
             o->use |= groups[i].bit;
@@ -42,6 +42,7 @@ bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o) {
     o->kernels = strcmp(s, "simple") == 0 ? DG_CUDA_SIMPLE : strcmp(s, "portable") == 0 ? DG_CUDA_PORTABLE : DG_CUDA_AUTO;
     o->use = 0;
     memset(&o->tune, 0, sizeof o->tune);
+    o->compile = false;
     if (o->kernels != DG_CUDA_AUTO)
         return true;
     for (size_t n; *s; s += n + (s[n] == ',')) {
@@ -58,13 +59,14 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
         return DG_OK;
     for (size_t i = 0, at = 0; i < sizeof groups / sizeof *groups && at < sizeof names; i++)
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", groups[i].name);
-    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between",
+    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between, and compile",
                    dg_clip(s, strlen(s)).s, names);
 }
 
 void dg_cuda_hopper_choose(struct dg_cuda *cu, const struct dg_cuda_opts *o) {
     bool there = cu->major == 9 && cu->minor == 0 && cu->d.tensor_map_tiled && cu->fn[DGC_K_moe_plan] && cu->fn[DGC_K_gemm_64x256];
     unsigned use = o->kernels != DG_CUDA_AUTO ? 0 : o->use ? o->use : DG_CUDA_H_DEFAULT;
+    cu->branches = o->kernels != DG_CUDA_AUTO || (use & DG_CUDA_H_BRANCH);
     cu->chain = (use & DG_CUDA_H_CHAIN) && cu->major >= 9 && cu->d.launch_ex;
     cu->hopper = there && !o->exact_f32 ? use : 0;
     cu->tune = o->tune;
@@ -132,34 +134,51 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
     return true;
 }
 
-/* Keys or values in tiles of 64 by 256 dimensions of one head, 64 dimensions after another. */
-static bool map_keys_deep(struct dg_backend *be, struct dgc_tmap *m, void *p, const struct dgc_kv *kv) {
-    enum { F16 = 6, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
-    const uint64_t cols = (uint64_t)kv->kv_heads * (uint64_t)kv->hd, dims[3] = {64, (uint64_t)kv->slots, cols / 64}, strides[2] = {cols * 2, 128};
-    const uint32_t box[3] = {64, 64, 4}, step[3] = {1, 1, 1};
-    return dg_cuda_of(be)->d.tensor_map_tiled(m, F16, 3, p, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0) == 0;
-}
-
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y) {
     return (cu->hopper & DG_CUDA_H_ATTENTION) && q->dtype == DG_BF16 && y->dtype == DG_BF16 && at_vectors(q->data, q->ld * 2) &&
            at_vectors(y->data, y->ld * 2) && kv->dtype == DG_F16 && (kv->hd == 256 || kv->hd == 512) && kv->slots >= 64 &&
            kv->slots < INT32_MAX && (!kv->ring || kv->slots % 64 == 0) && at_vectors(kv->k, 0) && at_vectors(kv->v, 0);
 }
 
+/* A canvas sees the same keys with every row, and its full layers have 64 tiles of rows at most for 132 multiprocessors: two parts, unless what they
+ * save is less than what joining them costs. Prompts have rows enough; there parts keep few rows over a long context from taking one block each. */
+int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv) {
+    if (kv->window)
+        return INT32_MAX;
+    if (b->causal)
+        return 8192;
+    return b->pos0 < 1024 ? 2048 : (int32_t)((b->pos0 + 256 + 127) / 128 * 64);
+}
+
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
-    static const enum dg_cuda_kernel by[2][2] = {{DGC_K_flash_sm90_256, DGC_K_flash_sm90_512},
-                                                 {DGC_K_flash_sm90_256_plain, DGC_K_flash_sm90_512_plain}};
-    int32_t hd = a->kv.hd, rows = DGC_FLASH_ROWS_SM90(hd);
-    struct dgc_flash_sm90_args t = {.f = *a};
     const struct dgc_kv *kv = &a->kv;
+    bool canvas = !a->causal && kv->window && kv->hd == 256;
+    int32_t hd = kv->hd, rows = canvas ? DGC_FLASH_ROWS_CANVAS : DGC_FLASH_ROWS_SM90(hd);
+    struct dgc_flash_sm90_args t = {.f = *a};
     int64_t cols = (int64_t)kv->kv_heads * hd;
-    /* a driver may refuse strides that do not ascend */
-    t.deep = !dg_cuda_of(be)->tune.flat && map_keys_deep(be, &t.k, kv->k, kv) && map_keys_deep(be, &t.v, kv->v, kv);
-    if (!t.deep && (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) ||
-                    !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64)))
+    if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) || !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64))
         return;
     unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows) * (unsigned)kv->kv_heads;
-    dgc_launch_flash_sm90(be, by[dg_cuda_of(be)->tune.plain][hd == 512], blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+    if (canvas)
+        dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256_canvas, blocks, 1, DGC_FLASH_CANVAS_SHARED, &t);
+    else
+        dgc_launch_flash_sm90(be, hd == 512 ? DGC_K_flash_sm90_512 : DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+}
+
+/* Each share of the keys is a block's: as many as occupy the card. A score's sum does not depend on it. */
+bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * kv->hd, tiles_all = a->pitch / DGC_TOP_TILE;
+    if (!(cu->hopper & DG_CUDA_H_TOPK) || kv->hd != 512 || kv->slots < DGC_TOP_TILE || kv->slots >= INT32_MAX || !at_vectors(a->q.p, a->q.ld * 2))
+        return false;
+    struct dgc_top_scores_sm90_args t = {.f = *a};
+    if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, DGC_TOP_TILE))
+        return true;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), DGC_TOP_TILE) * (unsigned)kv->kv_heads;
+    int64_t shares = blocks < (unsigned)cu->n_sm ? (unsigned)cu->n_sm / blocks : 1;
+    dgc_launch_top_scores_sm90(be, DGC_K_top_scores_sm90, blocks, (unsigned)(shares < tiles_all ? shares : tiles_all), DGC_TOP_SM90_SHARED, &t);
+    return true;
 }
 
 #define HEAD_ROWS 256 /* of one launch */
@@ -211,13 +230,17 @@ static void reorder(struct dg_backend *be, struct dg_stack *s, bool glu) {
         dgc_launch_moe_repack(be, DGC_K_moe_repack, blocks, 1, 64 * ((unsigned)s->k / 32 * 20), &a);
     } else {
         size_t bytes = (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k);
-        struct dgc_moe_repack_nv_args a = {w, dg_cuda_alloc_raw(be, bytes, "reordering an expert stack"), s->n, s->k, glu, s->e};
-        if (!a.to)
+        struct dg_cuda *cu = dg_cuda_of(be);
+        bool slot = cu->feed.n > 0; /* no pass has begun: the last one is free */
+        uint8_t *to = slot ? (uint8_t *)cu->feed.slots + (DG_CUDA_SLOTS - 1) * cu->feed.slot_bytes
+                           : dg_cuda_alloc_raw(be, bytes, "reordering an expert stack");
+        struct dgc_moe_repack_nv_args a = {w, to, s->n, s->k, glu, s->e};
+        if (!to)
             return;
         dgc_launch_moe_repack_nv(be, DGC_K_moe_repack_nv, blocks, 1, 0, &a);
-        struct dg_cuda *cu = dg_cuda_of(be);
-        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)a.to, bytes, cu->stream), "reordering an expert stack");
-        dg_cuda_free(be, a.to);
+        dg_cuda_ok(be, cu->d.copy_on_device(s->dev, (dg_cu_ptr)(uintptr_t)to, bytes, cu->stream), "reordering an expert stack");
+        if (!slot)
+            dg_cuda_free(be, to);
     }
     s->reordered = true;
 }

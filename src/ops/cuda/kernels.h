@@ -28,10 +28,9 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPARSE_CUT (-10.0f)
 #define DGC_SOFT_PARTS 8    /* id ranges the sparse soft embedding of a row is split into, whatever the batch */
 #define DGC_PLAN_COUNTERS 8192
-#define DGC_ROUTER_EXPERTS 128 /* most experts of the router that chooses in the same kernel */
-#define DGC_ROUTER_ROWS 8      /* rows of a block, */
-#define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a warp */
-#define DGC_ROUTER_SHARED (DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * DGC_ROUTER_ROWS * 4)
+#define DGC_ROUTER_EXPERTS 128 /* most experts of the router on tensor cores */
+#define DGC_ROUTER_ROWS 32     /* rows of a block, */
+#define DGC_ROUTER_PARTS 16    /* and parts a sum over k is cut into, one a block */
 #define DGC_SOFT_LIST 1024   /* survivors of a row that the sparse soft embedding gathers one by one; rows with more are computed densely */
 #define DGC_SOFT_K 32        /* ids of a step of the dense one on tensor cores; its probabilities' rows are padded to whole steps */
 #define DGC_SOFT_PROBS 16384 /* ids whose probabilities a block makes */
@@ -116,7 +115,8 @@ struct dgc_norm_pair_args {
 };
 
 #define DGC_NORM_OUTS 3
-#define DGC_NORM_COLS 8192 /* most columns of norm_chain */
+#define DGC_NORM_THREADS 384
+#define DGC_NORM_COLS 8192 /* most columns of norm_chain_wide; norm_chain: 8 a thread */
 /* What lies between two blocks of a layer (ops.h, norm_chain). All rows begin at multiples of 16 bytes, 8 | cols; no weight is NULL. b.p may
  * be NULL. One block a row. */
 struct dgc_norm_chain_args {
@@ -163,21 +163,22 @@ struct dgc_linear_args {
     float cap;
 };
 
+/* parts: the logits are those of `router`, to be summed over the parts in order. */
 struct dgc_route_args {
     const float *logits; /* [rows][experts] */
     const float *scale;
     int32_t *expert;
     float *weight;
-    int32_t rows, experts, k;
+    int32_t rows, experts, k, parts;
 };
 
+/* part[row][DGC_ROUTER_PARTS][expert] = x . w over each part of k. x and w bf16, rows at multiples of 16 bytes, 32 | k, at most
+ * DGC_ROUTER_EXPERTS experts. Grid: row tiles x parts. */
 struct dgc_router_args {
     struct dgc_plane x;
     struct dgc_mat w;
-    const float *scale;
-    int32_t *expert;
-    float *weight;
-    int32_t rows, k;
+    float *part;
+    int32_t rows;
 };
 
 /* The (row, rank) pairs ordered by expert, and the row tiles the expert products work on. Written by experts_plan. */
@@ -413,17 +414,18 @@ struct dgc_flash_args {
 };
 
 /* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
- * Maps of keys and values: f16, 128-byte swizzle, {64, slots, kv_heads * hd / 64} with boxes {64, 64, 4}, or, not deep,
- * {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
- * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64. */
+ * Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of DGC_FLASH_ROWS_SM90
+ * rows; f.split a multiple of 64 (or no parts: more than there are positions). _canvas: tiles of DGC_FLASH_ROWS_CANVAS, no parts. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
-    int32_t deep;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
+#define DGC_FLASH_ROWS_CANVAS 64 /* of flash_sm90_256_canvas, which needs no parts */
 #define DGC_FLASH_STAGES 5
+#define DGC_FLASH_STAGES_CANVAS 3 /* of each warpgroup's ring */
 #define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
+#define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * DGC_FLASH_STAGES_CANVAS * (32768 + 16))
 
 struct dgc_flash_join_args {
     const float *part, *stat;
@@ -452,10 +454,46 @@ struct dgc_top_attention_args {
     int32_t n, heads, causal, row0, topk;
 };
 
+/* Top-k attention on tensor cores (topk.cu): q . k of every row and every key it may see, [kv head][row * group + head of the group][pitch], keys
+ * in groups of 32 whose order topk.cuh says; most: each group's largest score that the row sees, [..][pitch / 32]. f16 caches that are no
+ * rings, 64 | hd, DGC_TOP_TILE | pitch. Grid: (tiles of rows * group x kv heads) x tiles of keys; on Hopper the second is any number of
+ * shares of the keys. */
+struct dgc_top_scores_args {
+    struct dgc_plane q;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0;
+};
+#define DGC_TOP_TILE 128 /* (row, head) pairs of a block, and keys of a tile */
+#define DGC_TOP_SHARED (4 * DGC_TOP_TILE * 64 * 2)
+
+/* The same on Hopper (topk_sm90a.cu), hd 512, q bf16 with rows at multiples of 16 bytes. Map of the keys: f16, 128-byte swizzle,
+ * {kv_heads * hd, slots} with boxes {64, DGC_TOP_TILE}. */
+struct dgc_top_scores_sm90_args {
+    struct dgc_tmap k;
+    struct dgc_top_scores_args f;
+};
+#define DGC_TOP_STAGES 6
+#define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 * 2 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16))
+
+/* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
+ * DGC_TOP_KEPT. One block a (row, head). */
+struct dgc_top_values_args {
+    struct dgc_plane y;
+    struct dgc_kv kv;
+    const struct dgc_params *prm;
+    const float *score, *most;
+    int64_t pitch;
+    int32_t n, heads, causal, row0, topk;
+};
+#define DGC_TOP_KEPT 512
+
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
     A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
-    A(scores) A(top_attention)                                                                                                      \
+    A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values)                                                       \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
     A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
@@ -466,9 +504,10 @@ struct dgc_top_attention_args {
     K(fill, fill, fill, 128, 0)                                     \
     K(fill_vec, fill_vec, fill, 256, 0)                             \
     K(embed, embed, rows, 256, 0)                                   \
-    K(norm, norm, rows, 256, 0)                                     \
-    K(norm_pair, norm_pair, rows, 256, 0)                           \
-    K(norm_chain, norm_chain, rows, 256, 0)                         \
+    K(norm, norm, rows, DGC_NORM_THREADS, 0)                        \
+    K(norm_pair, norm_pair, rows, DGC_NORM_THREADS, 0)              \
+    K(norm_chain, norm_chain, rows, DGC_NORM_THREADS, 0)            \
+    K(norm_chain_wide, norm_chain, rows, DGC_NORM_THREADS, 0)       \
     K(add, add, rows, 256, 0)                                       \
     K(qkv_store, qkv_store, attention, 128, 0)                      \
     K(attention, attention, attention, 128, 0)                      \
@@ -486,7 +525,7 @@ struct dgc_top_attention_args {
     K(soft_gather, soft_gather, head, 384, 0)                       \
     K(soft_probs, soft_probs, soft_mma, 256, 0)                     \
     K(soft_mma, soft_mma, soft_mma, 128, 0)                         \
-    K(router, router, route, 512, DGC_ROUTER_SHARED)                                \
+    K(router, router, route, 256, 0)                                \
     K(soft_sum, soft_sum, head, 256, 0)                             \
     K(linear_mma_bf16, linear, linear_mma, 128, 0)                  \
     K(linear_mma_q4, linear, linear_mma, 128, 0)                    \
@@ -504,7 +543,9 @@ struct dgc_top_attention_args {
     K(flash_256, flash, flash, 128, DGC_FLASH_SHARED(256, DGC_FLASH_ROWS, 4))           \
     K(flash_512, flash, flash, 128, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS / 2, 2))       \
     K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
-    K(flash_join, flash_join, flash, 128, 0)
+    K(flash_join, flash_join, flash, 128, 0)                                            \
+    K(top_scores, top_scores, topk, 256, DGC_TOP_SHARED)                                \
+    K(top_values, top_values, topk, 128, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \
@@ -531,8 +572,8 @@ struct dgc_top_attention_args {
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_256_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_512_plain, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)
+    K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
+    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -65,7 +65,7 @@ static bool wanted(const struct dg_cuda *cu, const char *file) {
 
 /* A build without images, or whose images hold nothing for this device, compiles the sources it carries. */
 static enum dg_status load_file(struct dg_cuda *cu, const char *file, dg_cu_module *m, struct dg_error *err) {
-    const struct dg_cuda_blob *image = find_image(file);
+    const struct dg_cuda_blob *image = cu->compile ? NULL : find_image(file);
     if (image) {
         struct dg_error why = {0};
         enum dg_status st = load_image(cu, image->data, file, m, &why);

@@ -58,7 +58,8 @@ static void op_norm_chain(struct dg_backend *be, struct dg_plane *a, const struc
         k.mul[i] = outs[i].mul;
     }
     if (chains(&k, a, b, x, outs, n)) {
-        dgc_launch_norm_chain(be, DGC_K_norm_chain, (unsigned)a->rows, 1, 0, &k);
+        enum dg_cuda_kernel by = a->cols <= 8 * DGC_NORM_THREADS ? DGC_K_norm_chain : DGC_K_norm_chain_wide;
+        dgc_launch_norm_chain(be, by, (unsigned)a->rows, 1, 0, &k);
         return;
     }
     if (b)
@@ -134,10 +135,6 @@ static void op_linear(struct dg_backend *be, const struct dg_plane *x, const str
     }
 }
 
-static struct dgc_kv kv_of(const struct dg_kv_layer *kv) {
-    return (struct dgc_kv){kv->k, kv->v, kv->slots, (int32_t)kv->dtype, kv->kv_heads, kv->hd, kv->ring, kv->window};
-}
-
 static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t heads, bool has_v, const struct dg_vec *q_norm,
                          const struct dg_vec *k_norm, float eps, const float *cos, const float *sin, const struct dg_batch *batch,
                          const struct dg_kv_layer *kv) {
@@ -146,7 +143,7 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
                                    .k_norm = dg_cuda_vec(k_norm),
                                    .cos = cos,
                                    .sin = sin,
-                                   .kv = kv_of(kv),
+                                   .kv = dg_cuda_kv(kv),
                                    .prm = dg_cuda_of(be)->dev_params,
                                    .n = batch->n,
                                    .heads = heads,
@@ -156,15 +153,16 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
     dgc_launch_qkv_store(be, DGC_K_qkv_store, tiles((int64_t)batch->n * (heads + 2 * kv->kv_heads), 4), 1, 0, &a);
 }
 
-/* Rows of a flash attention launch, fewer where the parts of so many would not fit the scratch. */
-#define FLASH_CHUNK 256
+#define FLASH_CHUNK 256 /* rows whose parts the scratch holds at any context; a launch takes as many as fit */
 #define FLASH_SPLITS_MIN 8 /* parts of a row there is scratch for at least: those of a usual window */
 
 /* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
-static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv) {
+static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv, bool hopper) {
     int32_t wanted = kv->window ? cu->tune.split : cu->tune.split_full;
     if (wanted)
         return wanted;
+    if (hopper)
+        return dg_cuda_hopper_split(b, kv);
     if (kv->window)
         return DGC_SPLIT_SLIDING;
     return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
@@ -191,16 +189,16 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     enum dg_cuda_kernel k = kv->hd <= 256 ? DGC_K_flash_256 : cu->fn[DGC_K_flash_512_wide] ? DGC_K_flash_512_wide : DGC_K_flash_512;
     unsigned rows = k == DGC_K_flash_512 ? DGC_FLASH_ROWS / 2 : DGC_FLASH_ROWS;
     bool hopper = dg_cuda_hopper_flashes(cu, q, kv, y);
-    int32_t split = flash_split(cu, batch, kv), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
-    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : FLASH_CHUNK;
-    int32_t chunk = fit < FLASH_CHUNK ? (int32_t)fit : FLASH_CHUNK;
+    int32_t split = flash_split(cu, batch, kv, hopper), splits = flash_splits(batch, kv, split), group = heads / kv->kv_heads;
+    int64_t fit = splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)splits * (size_t)heads)) : batch->n;
+    int32_t chunk = fit < batch->n ? (int32_t)fit : batch->n;
     if (chunk < 1) {
         dg_backend_fail(be, DG_E_LIMIT, "attention over more positions than scratch was reserved for");
         return;
     }
     for (int32_t row = 0; row < batch->n; row += chunk) {
         int32_t n = batch->n - row < chunk ? batch->n - row : chunk;
-        struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
+        struct dgc_flash_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, cu->s.flash_part, cu->s.flash_stat,
                                    n, heads, batch->causal, split, splits, row};
         a.q.p = (char *)a.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
         a.y.p = (char *)a.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
@@ -216,34 +214,13 @@ static void flash(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     }
 }
 
-/* Full layers that attend to the highest scores alone: all scores of as many rows as the scratch holds, then the choice and the sums. */
-static void top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
-                          const struct dg_kv_layer *kv, struct dg_plane *y) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    int64_t keys = batch->pos0 + batch->n, chunk = (int64_t)(cu->s.score_floats / (size_t)heads) / keys;
-    if (batch->topk > DGC_TOP_MAX || chunk < 1) {
-        dg_backend_fail(be, DG_E_LIMIT, batch->topk > DGC_TOP_MAX ? "a top-k attention of more than 4096 keys" : "a context beyond the scratch");
-        return;
-    }
-    for (int32_t row = 0, n; row < batch->n; row += n) {
-        n = batch->n - row < chunk ? batch->n - row : (int32_t)chunk;
-        struct dgc_scores_args s = {dg_cuda_plane(q), kv_of(kv), cu->dev_params, cu->s.score, keys, n, heads, batch->causal, row};
-        s.q.p = (char *)s.q.p + (size_t)row * (size_t)q->ld * dg_dtype_bytes(q->dtype);
-        dgc_launch_scores(be, DGC_K_scores, tiles((int64_t)n * heads, 4), tiles(keys, DGC_SCORE_KEYS), 0, &s);
-        struct dgc_top_attention_args t = {dg_cuda_plane(y), kv_of(kv), cu->dev_params, cu->s.score, keys,
-                                           n, heads, batch->causal, row, batch->topk};
-        t.y.p = (char *)t.y.p + (size_t)row * (size_t)y->ld * dg_dtype_bytes(y->dtype);
-        dgc_launch_top_attention(be, DGC_K_top_attention, (unsigned)(n * heads), 1, 0, &t);
-    }
-}
-
 static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                          const struct dg_kv_layer *kv, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), kv_of(kv), cu->dev_params, batch->n, heads, batch->causal};
+    struct dgc_attention_args a = {dg_cuda_plane(q), dg_cuda_plane(y), dg_cuda_kv(kv), cu->dev_params, batch->n, heads, batch->causal};
     dg_cuda_want_batch(be, batch);
     if (!kv->window && batch->topk != 0)
-        top_attention(be, q, heads, batch, kv, y);
+        dg_cuda_top_attention(be, q, heads, batch, kv, y);
     else if (on_tensor_cores(cu, &a.q) && kv->dtype == DG_F16 && kv->hd % 64 == 0)
         flash(be, q, heads, batch, kv, y);
     else
@@ -253,23 +230,23 @@ static void op_attention(struct dg_backend *be, const struct dg_plane *q, int32_
 static void op_router(struct dg_backend *be, const struct dg_plane *x, const struct dg_mat *w, const struct dg_vec *per_expert_scale,
                       struct dg_routing *out) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, out->k};
+    struct dgc_router_args r = {dg_cuda_plane(x), dg_cuda_mat(w), cu->s.router_part, x->rows};
+    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k, false};
     if (on_tensor_cores(cu, &r.x) && w->fmt == DG_FMT_BF16 && w->n <= DGC_ROUTER_EXPERTS && w->k % 32 == 0 && whole_vectors(&r.x) &&
         ((uintptr_t)r.w.p & 15) == 0) {
-        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), 1, DGC_ROUTER_SHARED, &r);
-        return;
+        dgc_launch_router(be, DGC_K_router, tiles(x->rows, DGC_ROUTER_ROWS), DGC_ROUTER_PARTS, 0, &r);
+        a.logits = r.part;
+        a.parts = true;
+    } else {
+        struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
+        op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
     }
-    struct dg_plane logits = {cu->s.logits, DG_F32, x->rows, w->n, w->n};
-    op_linear(be, x, &w, 1, DG_EPI_NONE, &logits);
-    struct dgc_route_args a = {cu->s.logits, dg_cuda_vec(per_expert_scale), out->expert, out->weight, x->rows, w->n, out->k};
     dgc_launch_route(be, DGC_K_route, tiles(x->rows, 4), 1, 0, &a);
 }
 
-static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
-                       const struct dg_stack *down, struct dg_plane *y) {
+static void portable_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                             const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    if (dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
-        return;
     struct dg_mat up0 = dg_stack_mat(gate_up, 0), down0 = dg_stack_mat(down, 0);
     int32_t pairs = x->rows * routing->k, moe = down->k, warps = DGC_PLAN_COUNTERS / gate_up->e;
     struct dgc_plane xp = dg_cuda_plane(x);
@@ -292,6 +269,14 @@ static void op_experts(struct dg_backend *be, const struct dg_plane *x, const st
     dgc_launch_experts_down(be, k_down, tiles(down->n, mma ? DGC_MMA_COLS : DGC_TILE), row_tiles, 0, &dn);
     struct dgc_experts_sum_args sum = {cu->s.pair_y, routing->weight, dg_cuda_plane(y), routing->k, down->n};
     dgc_launch_experts_sum(be, DGC_K_experts_sum, tiles(down->n, 256), (unsigned)x->rows, 0, &sum);
+}
+
+static void op_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
+                       const struct dg_stack *down, struct dg_plane *y) {
+    dg_cuda_feed_take(be, gate_up);
+    if (!dg_cuda_hopper_experts(be, x, routing, gate_up, down, y))
+        portable_experts(be, x, routing, gate_up, down, y);
+    dg_cuda_feed_done(be, gate_up);
 }
 
 static void op_row_stats(struct dg_backend *be, const struct dg_plane *logits, float inv_t, struct dg_row_stats *s) {
@@ -367,6 +352,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->branch = dg_cuda_branch;
     o->replay = dg_cuda_replay;
 }
 
@@ -375,13 +361,11 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
                    cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
-                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part};
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part,        cu->s.router_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
 }
-
-#define SCORES_MAX ((size_t)16 << 20) /* scores kept at a time for top-k attention, unless one row has more */
 
 static int32_t widest_head(const struct dg_config *c) {
     int32_t hd = c->layers ? 0 : DG_CUDA_HD_MAX;
@@ -390,9 +374,7 @@ static int32_t widest_head(const struct dg_config *c) {
     return hd;
 }
 
-enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
-    struct dg_cuda *cu = dg_cuda_of(be);
-    struct dg_reserve c = cu->cap;
+static struct dg_reserve larger(struct dg_reserve c, const struct dg_reserve *want) {
 #define GROW(f) c.f = want->f > c.f ? want->f : c.f
     GROW(rows);
     GROW(ctx);
@@ -402,41 +384,76 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     GROW(moe);
     GROW(hidden);
 #undef GROW
-    dg_cuda_scratch_free(be);
-    memset(&cu->cap, 0, sizeof cu->cap);
+    return c;
+}
+
+struct block {
+    void *at; /* the pointer that gets it */
+    size_t bytes;
+};
+#define BLOCKS_MAX 24
+
+/* The scratch for c: a block each, and what is no pointer set in s. */
+static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const struct dg_reserve *c, struct block *b) {
     const struct dg_config *cfg = &cu->model.cfg;
-    size_t rows = (size_t)c.rows, pairs = rows * (size_t)c.topk, canvas = (size_t)cfg->canvas,
-           row_tiles = (size_t)c.experts + pairs / DGC_MMA_TILE + 1;
-    const char *what = "scratch";
-    cu->s.plan.bucket = dg_cuda_alloc_raw(be, ((size_t)c.experts + 1) * sizeof(int32_t), what);
-    cu->s.plan.pair = dg_cuda_alloc_raw(be, pairs * sizeof(int32_t), what);
-    cu->s.plan.tile_expert = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
-    cu->s.plan.tile_first = dg_cuda_alloc_raw(be, row_tiles * sizeof(int32_t), what);
-    cu->s.plan.n_tiles = dg_cuda_alloc_raw(be, sizeof(int32_t), what);
-    cu->s.h = dg_cuda_alloc_raw(be, pairs * (size_t)c.moe * dg_dtype_bytes(cu->ops.act), what);
-    cu->s.pair_y = dg_cuda_alloc_raw(be, pairs * (size_t)c.hidden * sizeof(float), what);
-    cu->s.logits = dg_cuda_alloc_raw(be, rows * (size_t)c.experts * sizeof(float), what);
+    bool bf16 = cu->ops.act == DG_BF16;
+    size_t rows = (size_t)c->rows, pairs = rows * (size_t)c->topk, canvas = (size_t)cfg->canvas, experts = (size_t)c->experts;
+    size_t tiles_most = experts + pairs / DGC_MMA_TILE + 1;
+    size_t splits = flash_splits_most(c->ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
+    int n = 0;
+#define BLOCK(p, size) b[n++] = (struct block){&s->p, size}
+    BLOCK(plan.bucket, (experts + 1) * sizeof(int32_t));
+    BLOCK(plan.pair, pairs * sizeof(int32_t));
+    BLOCK(plan.tile_expert, tiles_most * sizeof(int32_t));
+    BLOCK(plan.tile_first, tiles_most * sizeof(int32_t));
+    BLOCK(plan.n_tiles, sizeof(int32_t));
+    BLOCK(h, pairs * (size_t)c->moe * dg_dtype_bytes(cu->ops.act));
+    BLOCK(pair_y, pairs * (size_t)c->hidden * sizeof(float));
+    BLOCK(logits, rows * experts * sizeof(float));
+    if (bf16)
+        BLOCK(router_part, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float));
     if (cu->hopper & DG_CUDA_H_EXPERTS) {
-        cu->s.moe_entry = dg_cuda_alloc_raw(be, ((size_t)c.experts + pairs / DGC_MOE_FEW + 1) * sizeof *cu->s.moe_entry, what);
-        cu->s.moe_x = dg_cuda_alloc_raw(be, rows * (size_t)c.hidden * sizeof(uint16_t), what);
+        BLOCK(moe_entry, (experts + pairs / DGC_MOE_FEW + 1) * sizeof *s->moe_entry);
+        BLOCK(moe_x, rows * (size_t)c->hidden * sizeof(uint16_t));
     }
     if (cu->hopper & DG_CUDA_H_HEAD)
-        cu->s.head_part = dg_cuda_alloc_raw(be, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float), what);
-    cu->s.soft_ids = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(int32_t), what);
-    cu->s.soft_count = dg_cuda_alloc_raw(be, canvas * sizeof(int32_t), what);
-    if (cu->ops.act == DG_BF16)
-        cu->s.soft_p = dg_cuda_alloc_raw(be, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t), what);
-    cu->s.soft_w = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_LIST * sizeof(float), what);
-    cu->s.soft_part = dg_cuda_alloc_raw(be, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float), what);
-    if (cu->ops.act == DG_BF16) {
-        size_t splits = flash_splits_most(c.ctx), flash_rows = rows < FLASH_CHUNK ? rows : FLASH_CHUNK;
-        cu->s.flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
-        cu->s.flash_part = dg_cuda_alloc_raw(be, cu->s.flash_units * (size_t)widest_head(cfg) * sizeof(float), what);
-        cu->s.flash_stat = dg_cuda_alloc_raw(be, cu->s.flash_units * 2 * sizeof(float), what);
+        BLOCK(head_part, canvas * (((size_t)cfg->vocab + 127) / 128) * 4 * sizeof(float));
+    BLOCK(soft_ids, canvas * DGC_SOFT_LIST * sizeof(int32_t));
+    BLOCK(soft_count, canvas * sizeof(int32_t));
+    if (bf16)
+        BLOCK(soft_p, canvas * ((size_t)cfg->vocab + DGC_SOFT_K) * sizeof(uint16_t));
+    BLOCK(soft_w, canvas * DGC_SOFT_LIST * sizeof(float));
+    BLOCK(soft_part, canvas * DGC_SOFT_PARTS * (size_t)cfg->hidden * sizeof(float));
+    if (bf16) {
+        s->flash_units = (splits < FLASH_SPLITS_MIN ? FLASH_SPLITS_MIN : splits) * flash_rows * (size_t)cfg->heads;
+        BLOCK(flash_part, s->flash_units * (size_t)widest_head(cfg) * sizeof(float));
+        BLOCK(flash_stat, s->flash_units * 2 * sizeof(float));
     }
-    size_t row_scores = (size_t)cfg->heads * (size_t)c.ctx, scores = rows * row_scores;
-    cu->s.score_floats = scores < SCORES_MAX ? scores : row_scores > SCORES_MAX ? row_scores : SCORES_MAX;
-    cu->s.score = dg_cuda_alloc_raw(be, cu->s.score_floats * sizeof(float), what);
+    s->score_floats = dg_cuda_score_floats(cu, rows, c->ctx);
+    BLOCK(score, s->score_floats * sizeof(float));
+#undef BLOCK
+    return n;
+}
+
+size_t dg_cuda_scratch_bytes(const struct dg_backend *be, const struct dg_reserve *want) {
+    struct dg_cuda_scratch s;
+    struct block b[BLOCKS_MAX];
+    size_t sum = 0;
+    for (int i = 0, n = blocks_for(dg_cuda_of(be), &s, want, b); i < n; i++)
+        sum += b[i].bytes ? b[i].bytes : 1;
+    return sum;
+}
+
+enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dg_reserve c = larger(cu->cap, want);
+    struct block b[BLOCKS_MAX];
+    dg_cuda_scratch_free(be);
+    memset(&cu->cap, 0, sizeof cu->cap);
+    for (int i = 0, n = blocks_for(cu, &cu->s, &c, b); i < n; i++) {
+        void *p = dg_cuda_alloc_raw(be, b[i].bytes, "scratch");
+        memcpy(b[i].at, &p, sizeof p);
+    }
     enum dg_status st = dg_backend_status(be, err);
     if (st != DG_OK)
         dg_cuda_scratch_free(be);

@@ -3,6 +3,7 @@
 #include "ops/cuda/state.h"
 
 #include <math.h>
+#include <string.h>
 
 #define ALIGN 256
 
@@ -11,12 +12,13 @@ struct item {
     struct dg_mat *mat;
     struct dg_stack *stack;
     struct dg_vec *vec;
-    float center; /* of a drawn vector */
+    float center;  /* of a drawn vector */
+    int32_t layer; /* of a stack */
 };
 
 typedef void item_fn(void *ctx, const struct item *it);
 
-static void each_layer(struct dg_layer *w, item_fn *fn, void *ctx) {
+static void each_layer(struct dg_layer *w, int32_t l, item_fn *fn, void *ctx) {
     struct dg_mat *mats[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router};
     struct dg_vec *vecs[] = {&w->q_norm,      &w->k_norm,         &w->input_norm,     &w->post_attn_norm, &w->pre_ff_norm,     &w->post_ff_norm_1,
                              &w->pre_ff_norm_2, &w->post_ff_norm_2, &w->post_ff_norm, &w->router_scale,   &w->per_expert_scale};
@@ -26,17 +28,25 @@ static void each_layer(struct dg_layer *w, item_fn *fn, void *ctx) {
     for (size_t i = 0; i < sizeof vecs / sizeof *vecs; i++)
         fn(ctx, &(struct item){.vec = vecs[i], .center = 1});
     for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++)
-        fn(ctx, &(struct item){.stack = stacks[i]});
+        fn(ctx, &(struct item){.stack = stacks[i], .layer = l});
 }
 
-static void each(struct dg_model *m, item_fn *fn, void *ctx) {
+static void each_other(struct dg_model *m, item_fn *fn, void *ctx) {
     struct dg_mat *mats[] = {&m->embed, &m->sc.gate, &m->sc.up, &m->sc.down};
     for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
         fn(ctx, &(struct item){.mat = mats[i]});
     fn(ctx, &(struct item){.vec = &m->norm, .center = 1});
     fn(ctx, &(struct item){.vec = &m->sc.pre_norm, .center = 1});
+}
+
+static void each(struct dg_model *m, item_fn *fn, void *ctx) {
+    each_other(m, fn, ctx);
     for (int32_t l = 0; l < m->cfg.layers; l++)
-        each_layer(&m->layer[l], fn, ctx);
+        each_layer(&m->layer[l], l, fn, ctx);
+}
+
+static size_t stack_bytes(const struct dg_stack *s) {
+    return s->data ? (size_t)s->e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k) : 0;
 }
 
 static size_t item_bytes(const struct item *it, const void **data) {
@@ -46,7 +56,7 @@ static size_t item_bytes(const struct item *it, const void **data) {
     }
     if (it->stack) {
         *data = it->stack->data;
-        return *data ? (size_t)it->stack->e * (size_t)dg_format_mat_bytes(it->stack->fmt, it->stack->n, it->stack->k) : 0;
+        return stack_bytes(it->stack);
     }
     *data = it->vec->v;
     return *data ? (size_t)it->vec->n * sizeof(float) : 0;
@@ -64,26 +74,38 @@ static void set_dev(const struct item *it, uint64_t dev) {
 struct walk {
     struct dg_backend *be;
     const struct dg_cuda_opts *opts;
-    uint64_t at, total, payload, done, seed;
+    uint64_t at, fixed, payload, done, seed;
+    size_t *experts; /* bytes of each layer's */
     float embed_gain;
 };
+
+static size_t aligned(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
 
 static void measure(void *ctx, const struct item *it) {
     struct walk *w = ctx;
     const void *data;
     size_t bytes = item_bytes(it, &data);
-    w->total += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (it->stack)
+        w->experts[it->layer] += aligned(bytes);
+    else
+        w->fixed += aligned(bytes);
     w->payload += bytes;
 }
 
 static void place(void *ctx, const struct item *it) {
     struct walk *w = ctx;
     const void *data;
+    struct dg_cuda *cu = dg_cuda_of(w->be);
     size_t bytes = item_bytes(it, &data);
     if (!bytes)
         return;
-    set_dev(it, (uint64_t)(uintptr_t)dg_cuda_of(w->be)->weights + w->at);
-    w->at += (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    if (it->stack && dg_cuda_feed_has(cu, it->layer)) { /* the first slot, until the layer is loaded */
+        const struct dg_stack *first = &cu->layer[it->layer].gate_up;
+        set_dev(it, (uint64_t)(uintptr_t)cu->feed.slots + (it->stack == first ? 0 : aligned(stack_bytes(first))));
+        return;
+    }
+    set_dev(it, (uint64_t)(uintptr_t)cu->weights + w->at);
+    w->at += aligned(bytes);
 }
 
 static uint64_t item_dev(const struct item *it) { return it->mat ? it->mat->dev : it->stack ? it->stack->dev : it->vec->dev; }
@@ -102,36 +124,61 @@ static void upload(void *ctx, const struct item *it) {
     }
 }
 
-/* The backend's own copy of the model, each weight's address set, in one block of device memory. */
-static enum dg_status lay_out(struct dg_backend *be, const struct dg_model *model, struct walk *w, struct dg_error *err) {
+/* One block of device memory for what stays there; w->experts holds the sizes of the stacks. */
+static enum dg_status take_memory(struct dg_backend *be, struct walk *w, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    cu->model = *model;
-    cu->layer = dg_calloc((size_t)model->cfg.layers, sizeof *cu->layer);
-    if (!cu->layer)
-        return DG_FAIL(err, DG_E_NOMEM, "no memory for the model's table of weights");
-    for (int32_t l = 0; l < model->cfg.layers; l++)
-        cu->layer[l] = model->layer[l];
-    cu->model.layer = cu->layer;
     each(&cu->model, measure, w);
-    cu->weights_bytes = w->total;
-    cu->weights = dg_cuda_alloc_raw(be, w->total, "the weights");
+    DG_TRY(dg_cuda_feed_choose(be, w->fixed, w->experts, w->opts, err));
+    size_t bytes = w->fixed;
+    for (int32_t l = 0; l < cu->model.cfg.layers; l++)
+        bytes += dg_cuda_feed_has(cu, l) ? 0 : w->experts[l];
+    cu->weights = dg_cuda_alloc_raw(be, bytes, "the weights");
     DG_TRY(dg_backend_status(be, err));
-    each(&cu->model, place, w);
+    DG_TRY(dg_cuda_feed_open(be, err));
+    cu->weights_bytes = bytes + DG_CUDA_SLOTS * cu->feed.slot_bytes;
     return DG_OK;
 }
 
-static void prepare(struct dg_backend *be) {
+/* The backend's own copy of the model, each weight's address set. */
+static enum dg_status lay_out(struct dg_backend *be, const struct dg_model *model, struct walk *w, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    for (int32_t l = 0; l < cu->model.cfg.layers; l++)
+    size_t layers = (size_t)model->cfg.layers;
+    cu->model = *model;
+    cu->layer = dg_calloc(layers, sizeof *cu->layer);
+    w->experts = dg_calloc(layers, sizeof *w->experts);
+    enum dg_status st = DG_OK;
+    if (cu->layer && w->experts) {
+        memcpy(cu->layer, model->layer, layers * sizeof *cu->layer);
+        cu->model.layer = cu->layer;
+        st = take_memory(be, w, err);
+    } else {
+        st = DG_FAIL(err, DG_E_NOMEM, "no memory for the model's table of weights");
+    }
+    dg_free(w->experts);
+    w->experts = NULL;
+    if (st == DG_OK)
+        each(&cu->model, place, w);
+    return st;
+}
+
+/* Fills all weights; a layer's experts are brought into the kernels' order, and to where they stay, before the next layer's come. */
+static enum dg_status load(struct dg_backend *be, item_fn *fn, struct walk *w, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    each_other(&cu->model, fn, w);
+    for (int32_t l = 0; l < cu->model.cfg.layers; l++) {
+        each_layer(&cu->layer[l], l, fn, w);
         dg_cuda_prepare_experts(be, &cu->layer[l].gate_up, &cu->layer[l].expert_down);
+        dg_cuda_feed_keep(be, l);
+    }
+    if (cu->feed.n && dg_cuda_enter(be))
+        dg_cuda_ok(be, cu->d.stream_sync(cu->stream), "waiting for experts on their way to host memory");
+    return dg_backend_status(be, err);
 }
 
 enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err) {
     struct walk w = {.be = be, .opts = opts};
     DG_TRY(lay_out(be, model, &w, err));
-    each(&dg_cuda_of(be)->model, upload, &w);
-    prepare(be);
-    return dg_backend_status(be, err);
+    return load(be, upload, &w, err);
 }
 
 static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed, float gain) {
@@ -182,7 +229,7 @@ static void shape_layer(struct dg_layer *w, const struct dg_cuda_random *r, cons
     w->scalar = w->scalar_enc = 1;
 }
 
-enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_random *r, struct dg_error *err) {
+enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_random *r, const struct dg_cuda_opts *opts, struct dg_error *err) {
     const struct dg_config *c = r->cfg;
     struct dg_model m = {.cfg = *c};
     m.layer = dg_calloc((size_t)c->layers, sizeof *m.layer);
@@ -194,11 +241,9 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
     m.sc.down = mat(r->self_conditioning, c->hidden, c->inter);
     for (int32_t l = 0; l < c->layers; l++)
         shape_layer(&m.layer[l], r, &c->layer[l]);
-    struct walk w = {.be = be, .seed = r->seed, .embed_gain = r->logit_spread > 0 ? r->logit_spread : 1};
+    struct walk w = {.be = be, .opts = opts, .seed = r->seed, .embed_gain = r->logit_spread > 0 ? r->logit_spread : 1};
     enum dg_status st = lay_out(be, &m, &w, err);
     dg_free(m.layer);
     DG_TRY(st);
-    each(&dg_cuda_of(be)->model, draw, &w);
-    prepare(be);
-    return dg_backend_status(be, err);
+    return load(be, draw, &w, err);
 }

@@ -23,6 +23,10 @@ DGC_FN void dgc_chain(void) {
         name##_body(a);                                                                                                         \
     }                                                                                                                           \
     static __device__ __forceinline__ void name##_body(const struct dgc_##kind##_args &a)
+/* A kernel that calls dgc_chain itself, and before it reads nothing but weights: no launch of a pass writes those. `blocks` of it fit a
+ * multiprocessor. */
+#define DGC_KERNEL_EARLY(name, kind, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
 #define DGC_DYNAMIC_SHARED(name) extern __shared__ __align__(128) unsigned char name[]
 
 DGC_FN uint16_t dgc_f32_bf16(float f) {
@@ -52,6 +56,13 @@ DGC_FN uint32_t dgc_pack_f16(float lo, float hi) {
     return v;
 }
 
+/* The larger; NaN when either is. */
+DGC_FN float dgc_max_nan(float a, float b) {
+    float m;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(m) : "f"(a), "f"(b));
+    return m;
+}
+
 /* d[16][8] += a[16][16] . b[16][8] over a warp; fragments as the PTX manual lays out mma.m16n8k16. */
 DGC_FN void dgc_mma_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -63,6 +74,8 @@ DGC_FN void dgc_mma_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+/* Asks for the line at p to be brought to the L2 cache. */
+DGC_FN void dgc_prefetch(const void *p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 /* Four 8 x 8 matrices of 16-bit values, transposed; lane i gives the address of row i % 8 of matrix i / 8. */
 DGC_FN void dgc_ldmatrix_x4_trans(uint32_t *r, const void *row) {
     uint32_t at = (uint32_t)__cvta_generic_to_shared(row);

@@ -154,11 +154,12 @@ DGC_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct g
         }
 }
 
+/* The first stages' weights come before what the launch before this one leaves: nothing in a pass writes weights. */
 template <int BW, int BT, int STAGES, bool GLU>
 DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int token, unsigned smem, unsigned full, unsigned empty, int steps) {
     uint64_t first = dg_policy_first(), last = dg_policy_last(), weights = gridDim.y > 1 ? last : first;
     const struct dgc_tmap *map = p.maps + which;
-    for (int k = 0; k < steps; k++) {
+    auto load_weights = [&](int k) {
         int s = k % STAGES;
         unsigned at = smem + s * (BW + BT) * 128, bar = full + s * 8;
         dg_bar_wait(empty + s * 8, (k / STAGES & 1) ^ 1);
@@ -170,7 +171,16 @@ DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int toke
         } else {
             dg_tma_load(at, map, k * 64, row, bar, weights);
         }
-        dg_tma_load(at + BW * 128, p.map_x, k * 64, token, bar, last);
+    };
+    int early = steps < STAGES ? steps : STAGES;
+    for (int k = 0; k < early; k++)
+        load_weights(k);
+    dgc_chain();
+    for (int k = 0; k < steps; k++) {
+        if (k >= early)
+            load_weights(k);
+        int s = k % STAGES;
+        dg_tma_load(smem + s * (BW + BT) * 128 + BW * 128, p.map_x, k * 64, token, full + s * 8, last);
     }
 }
 
@@ -187,7 +197,6 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         dg_bar_init_fence();
     }
     __syncthreads();
-    dgc_chain();
     /* the tile's matrix, its first row there and its first column in y */
     int which = 0, row = blockIdx.x * feats, col = row, token = blockIdx.y * BT, n = p.n0;
     if (EPI == GEMM_PLAIN && row >= n && p.n1 > 0) {
@@ -207,6 +216,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         return;
     }
     dg_regs_more<224>();
+    dgc_chain();
     float acc[N / 2];
 #pragma unroll
     for (int i = 0; i < N / 2; i++)

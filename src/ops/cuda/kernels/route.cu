@@ -1,14 +1,19 @@
 /* Router choice and the plan of the expert products. */
 #include "ops/cuda/kernels/device.cuh"
 
-/* True when (v, id) comes before (w, jd): the larger value, then the lower id. */
-DGC_FN int before(float v, int id, float w, int jd) { return v > w || (v == w && id < jd); }
+/* Floats as integers of the same order, and back. The zeros count as equal; NaN is above or below all else. */
+DGC_FN uint32_t key_of(float v) {
+    uint32_t u = __float_as_uint(v + 0.0f);
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+DGC_FN float of_key(uint32_t key) { return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key); }
 
-/* One warp chooses a row's experts from its logits. Each rank's winner is the best of what comes after the winner before it, so nothing
- * need be marked as taken. */
+/* One warp chooses a row's experts from its logits. Each rank's winner is the best of what comes after the winner before it (smaller, or equal
+ * with a higher id), so nothing need be marked as taken. */
 DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32_t *expert, float *weight) {
     int lane = (int)threadIdx.x & 31, last_id = -1;
-    float max = -DGC_INF, sum = 0, kept = 0, last = DGC_INF;
+    float max = -DGC_INF, sum = 0, kept = 0;
+    uint32_t last = 0xffffffffu;
     for (int e = lane; e < experts; e += 32)
         max = fmaxf(max, z[e]);
 #pragma unroll
@@ -18,30 +23,20 @@ DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32
         sum += expf(z[e] - max);
     sum = dgc_warp_sum(sum);
     for (int r = 0; r < k; r++) {
-        float best = -DGC_INF;
-        int id = 0x7fffffff;
-        for (int e = lane; e < experts; e += 32)
-            if (before(last, last_id, z[e], e) && before(z[e], e, best, id)) {
-                best = z[e];
-                id = e;
-            }
-#pragma unroll
-        for (int s = 16; s; s >>= 1) {
-            float v = __shfl_xor_sync(0xffffffffu, best, s);
-            int jd = __shfl_xor_sync(0xffffffffu, id, s);
-            if (before(v, jd, best, id)) {
-                best = v;
-                id = jd;
+        uint32_t best = 0, id = 0x7fffffffu;
+        for (int e = lane; e < experts; e += 32) {
+            uint32_t key = key_of(z[e]);
+            if ((key < last || (key == last && e > last_id)) && (key > best || id == 0x7fffffffu)) {
+                best = key;
+                id = (uint32_t)e;
             }
         }
-        if (id == 0x7fffffff) /* NaN in the row: any expert will do, its weight is NaN */
-            id = r;
-        last = best;
-        last_id = id;
-        float w = expf(best - max) / sum;
+        last = __reduce_max_sync(0xffffffffu, best);
+        last_id = (int)__reduce_min_sync(0xffffffffu, best == last ? id : 0x7fffffffu);
+        float w = expf(of_key(last) - max) / sum;
         kept += w;
         if (lane == 0) {
-            expert[r] = id;
+            expert[r] = last_id;
             weight[r] = w;
         }
     }
@@ -50,65 +45,87 @@ DGC_FN void choose(const float *z, int experts, int k, const float *scale, int32
         weight[r] = weight[r] / kept * scale[expert[r]];
 }
 
+/* A warp a row. The parts come in by asynchronous copies, so that they are all under way at once. */
 DGC_KERNEL(route, route, 128) {
-    int64_t row = (int64_t)blockIdx.x * 4 + ((int)threadIdx.x >> 5);
-    if (row < a.rows)
-        choose(a.logits + row * a.experts, a.experts, a.k, a.scale, a.expert + row * a.k, a.weight + row * a.k);
+    __shared__ uint4 parts[4][DGC_ROUTER_PARTS][32];
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
+    int64_t row = (int64_t)blockIdx.x * 4 + warp;
+    if (row >= a.rows)
+        return;
+    const float *z = a.logits + row * a.experts;
+    if (a.parts) {
+        const float *part = a.logits + row * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS + 4 * lane;
+        float s[4] = {0, 0, 0, 0};
+#pragma unroll
+        for (int p = 0; p < DGC_ROUTER_PARTS; p++)
+            dgc_cp_async16(&parts[warp][p][lane], part + p * DGC_ROUTER_EXPERTS);
+        dgc_cp_commit();
+        dgc_cp_wait(0);
+#pragma unroll
+        for (int p = 0; p < DGC_ROUTER_PARTS; p++) {
+            uint4 v = parts[warp][p][lane];
+            s[0] += __uint_as_float(v.x), s[1] += __uint_as_float(v.y), s[2] += __uint_as_float(v.z), s[3] += __uint_as_float(v.w);
+        }
+        float *sum = (float *)parts[warp][0];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            sum[4 * lane + i] = s[i];
+        __syncwarp();
+        z = sum;
+    }
+    choose(z, a.experts, a.k, a.scale, a.expert + row * a.k, a.weight + row * a.k);
 }
 
-#define ROUTER_ROWS DGC_ROUTER_ROWS
+#define ROUTER_STEPS 6 /* of 32 values, whose weights a thread holds at a time */
 
-/* Logits and choice in one, for bf16 at whole vectors: 8 rows a block, the sum over k cut into 16 parts, one a warp, joined in order. Cutting
- * it is what keeps a product of 128 outputs from being one long chain of reads. */
-DGC_KERNEL(router, router, 512) {
-    DGC_DYNAMIC_SHARED(shared);
-    float *part = (float *)shared; /* [warp][expert][row] */
-    __shared__ float z[ROUTER_ROWS][DGC_ROUTER_EXPERTS];
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, c = lane & 3, row0 = (int)blockIdx.x * ROUTER_ROWS;
-    int steps = a.w.k / 32, begin = steps * warp / DGC_ROUTER_PARTS, end = steps * (warp + 1) / DGC_ROUTER_PARTS;
-    const uint16_t *x = row0 + g < a.rows ? (const uint16_t *)a.x.p + (int64_t)(row0 + g) * a.x.ld : 0;
-    float acc[DGC_ROUTER_EXPERTS / 16][4];
+/* The logits' parts: 128 experts by 32 rows over a sixteenth of k, 16 experts a warp. A block of fewer rows would read the weights more often than
+ * it computes with them, and one of the whole k would be one long chain of reads. */
+DGC_KERNEL_EARLY(router, router, 256, 1) {
+    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, g = lane >> 2, c = lane & 3, row0 = (int)blockIdx.x * DGC_ROUTER_ROWS;
+    int steps = a.w.k / 32, part = (int)blockIdx.y, begin = steps * part / DGC_ROUTER_PARTS, end = steps * (part + 1) / DGC_ROUTER_PARTS;
+    int e = 16 * warp + g;
+    const uint8_t *w0 = a.w.p + (int64_t)e * a.w.row_bytes + c * 16, *w1 = w0 + 8 * a.w.row_bytes;
+    const uint16_t *x = (const uint16_t *)a.x.p + (int64_t)(row0 + g) * a.x.ld + c * 8;
+    float acc[DGC_ROUTER_ROWS / 8][4];
 #pragma unroll
-    for (int t = 0; t < DGC_ROUTER_EXPERTS / 16; t++)
+    for (int t = 0; t < DGC_ROUTER_ROWS / 8; t++)
 #pragma unroll
         for (int i = 0; i < 4; i++)
             acc[t][i] = 0.0f;
-    for (int s = begin; s < end; s++) {
-        int k = s * 32 + c * 8;
-        uint4 b;
-        b.x = b.y = b.z = b.w = 0;
-        if (x)
-            b = *(const uint4 *)(x + k);
+    for (int s0 = begin; s0 == begin || s0 < end; s0 += ROUTER_STEPS) {
+        uint4 p[ROUTER_STEPS], q[ROUTER_STEPS];
 #pragma unroll
-        for (int t = 0; t < DGC_ROUTER_EXPERTS / 16; t++) {
-            uint4 p, q;
-            p.x = p.y = p.z = p.w = q.x = q.y = q.z = q.w = 0;
-            if (16 * t + g < a.w.n)
-                p = *(const uint4 *)(a.w.p + (int64_t)(16 * t + g) * a.w.row_bytes + k * 2);
-            if (16 * t + g + 8 < a.w.n)
-                q = *(const uint4 *)(a.w.p + (int64_t)(16 * t + g + 8) * a.w.row_bytes + k * 2);
-            uint32_t a0[4] = {p.x, q.x, p.y, q.y}, a1[4] = {p.z, q.z, p.w, q.w};
-            dgc_mma_bf16(acc[t], a0, b.x, b.y);
-            dgc_mma_bf16(acc[t], a1, b.z, b.w);
+        for (int i = 0; i < ROUTER_STEPS; i++) {
+            p[i].x = p[i].y = p[i].z = p[i].w = q[i].x = q[i].y = q[i].z = q[i].w = 0;
+            if (s0 + i < end && e < a.w.n)
+                p[i] = *(const uint4 *)(w0 + (int64_t)(s0 + i) * 64);
+            if (s0 + i < end && e + 8 < a.w.n)
+                q[i] = *(const uint4 *)(w1 + (int64_t)(s0 + i) * 64);
+        }
+        if (s0 == begin)
+            dgc_chain();
+#pragma unroll
+        for (int i = 0; i < ROUTER_STEPS; i++) {
+            uint32_t a0[4] = {p[i].x, q[i].x, p[i].y, q[i].y}, a1[4] = {p[i].z, q[i].z, p[i].w, q[i].w};
+#pragma unroll
+            for (int t = 0; t < DGC_ROUTER_ROWS / 8; t++) {
+                uint4 b;
+                b.x = b.y = b.z = b.w = 0;
+                if (s0 + i < end && row0 + 8 * t + g < a.rows)
+                    b = *(const uint4 *)(x + 8 * t * a.x.ld + (s0 + i) * 32);
+                dgc_mma_bf16(acc[t], a0, b.x, b.y);
+                dgc_mma_bf16(acc[t], a1, b.z, b.w);
+            }
         }
     }
 #pragma unroll
-    for (int t = 0; t < DGC_ROUTER_EXPERTS / 16; t++)
+    for (int t = 0; t < DGC_ROUTER_ROWS / 8; t++)
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            part[warp * DGC_ROUTER_EXPERTS * ROUTER_ROWS + (16 * t + g + 8 * (i >> 1)) * ROUTER_ROWS + 2 * c + (i & 1)] = acc[t][i];
-    __syncthreads();
-    for (int i = (int)threadIdx.x; i < DGC_ROUTER_EXPERTS * ROUTER_ROWS; i += 512) {
-        float s = 0;
-#pragma unroll
-        for (int w = 0; w < DGC_ROUTER_PARTS; w++)
-            s += part[w * DGC_ROUTER_EXPERTS * ROUTER_ROWS + i];
-        z[i % ROUTER_ROWS][i / ROUTER_ROWS] = s;
-    }
-    __syncthreads();
-    int64_t row = row0 + warp;
-    if (warp < ROUTER_ROWS && row < a.rows)
-        choose(z[warp], a.w.n, a.k, a.scale, a.expert + row * a.k, a.weight + row * a.k);
+        for (int i = 0; i < 4; i++) {
+            int64_t row = row0 + 8 * t + 2 * c + (i & 1);
+            if (row < a.rows)
+                a.part[(row * DGC_ROUTER_PARTS + part) * DGC_ROUTER_EXPERTS + e + 8 * (i >> 1)] = acc[t][i];
+        }
 }
 
 /* A stable counting sort of the pairs by expert in one block. Each warp counts a contiguous range of pairs, the counts are summed over

@@ -7,7 +7,6 @@
 /* A kernel with a block a multiprocessor, whose warps share out the registers themselves. */
 #define DGC_KERNEL_ONE(name, kind, threads) \
     extern "C" __global__ void __launch_bounds__(threads, 1) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
-
 /* All kernels' dynamic shared memory. */
 extern __shared__ __align__(1024) unsigned char dg_dyn[]; /* the wgmma operands want its address to be a multiple of 1024 */
 
@@ -67,11 +66,6 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
-                 : "memory");
-}
-DGC_FN void dg_tma_load3(unsigned dst, const void *map, int x, int y, int z, unsigned bar) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(dst),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar)
                  : "memory");
 }
 DGC_FN uint64_t dg_policy_first(void) {

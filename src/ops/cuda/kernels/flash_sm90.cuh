@@ -1,0 +1,196 @@
+/* Parts of flash attention on Hopper: rings of tiles of keys and values, scores, the running softmax, products with values. A warpgroup has 64
+ * rows of queries; a lane's two rows are g and g + 8 of its warp's 16, its scores of them those of keys 8 n + 2 c + (0, 1). */
+#ifndef DG_FLASH_SM90_CUH
+#define DG_FLASH_SM90_CUH
+
+#include "ops/cuda/kernels/sm90.cuh"
+
+#define KEYS 64     /* of a tile */
+#define STAGE 32768 /* bytes of a stage: 64 keys by 256 dimensions of keys or of values */
+#define LOG2E 1.4426950408889634f
+
+DGC_FN float dg_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* Keeps what is made of d behind the wait before this. */
+template <int N> DGC_FN void dg_hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int THREADS> DGC_FN void dg_sync_some(int id) {
+    __syncwarp(); /* a warp that comes in pieces would be counted once for each */
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
+    dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
+}
+
+/* Where a thread stands in a ring of N stages. */
+template <int N> struct ring {
+    unsigned full, empty, base, phase;
+    int s;
+};
+template <int N> DGC_FN void ring_next(struct ring<N> &r) {
+    if (++r.s == N) {
+        r.s = 0;
+        r.phase ^= 1;
+    }
+}
+/* users: warps that give a stage back. */
+template <int N> DGC_FN void ring_init(const struct ring<N> &r, int users) {
+    for (int i = 0; i < N; i++) {
+        dg_bar_init(r.full + i * 8, 1);
+        dg_bar_init(r.empty + i * 8, users);
+    }
+}
+/* The thread that fills: a stage with 256 dimensions, from the z-th 64 on, of the 64 keys at a slot. */
+template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep) {
+    dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
+    dg_bar_expect(r.full + r.s * 8, STAGE);
+    for (int i = 0; i < 4; i++)
+        dg_tma_load(r.base + r.s * STAGE + i * 8192, map, (z + i) * 64, slot, r.full + r.s * 8, keep);
+    ring_next(r);
+}
+/* One lane a warp gives a stage back. */
+template <int N> DGC_FN void ring_release(const struct ring<N> &r, int stage) {
+    if ((threadIdx.x & 31) == 0)
+        dg_bar_arrive(r.empty + stage * 8);
+}
+
+/* What the lane's two rows see, counted from the block's first tile, and their running softmax. */
+struct rows {
+    int lo[2], hi[2];
+    float max[2], sum[2];
+};
+
+/* Scores of 64 keys from k0 to probabilities; what the sums so far must be multiplied with in scale. */
+DGC_FN void softmax(struct rows &rows, int k0, float (&s)[32], float (&scale)[2]) {
+    int c = (int)threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = rows.max[r], add = 0.0f;
+        if (k0 < rows.lo[r] || k0 + KEYS > rows.hi[r]) {
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                int key = k0 + (j >> 1) * 8 + 2 * c + (j & 1);
+                float &v = s[(j >> 1) * 4 + 2 * r + (j & 1)];
+                v = key >= rows.lo[r] && key < rows.hi[r] ? v : -DGC_INF;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < 16; j++)
+            top = fmaxf(top, s[(j >> 1) * 4 + 2 * r + (j & 1)]);
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+        float base = top == -DGC_INF ? 0.0f : top * LOG2E;
+        scale[r] = dg_exp2(fmaf(rows.max[r], LOG2E, -base));
+        if (rows.max[r] == top)
+            scale[r] = 1.0f;
+        rows.max[r] = top;
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            float &v = s[(j >> 1) * 4 + 2 * r + (j & 1)];
+            v = dg_exp2(fmaf(v, LOG2E, -base));
+            add += v;
+        }
+        rows.sum[r] = fmaf(rows.sum[r], scale[r], add);
+    }
+}
+
+/* Probabilities as A fragments of four k16 steps. */
+DGC_FN void pack(const float (&s)[32], unsigned (&p)[4][4]) {
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            p[n >> 1][(n & 1) * 2 + r] = dgc_pack_f16(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]);
+}
+
+DGC_FN void rescale(float (&acc)[128], const float (&scale)[2]) {
+    if (__ballot_sync(0xffffffffu, scale[0] != 1.0f || scale[1] != 1.0f)) {
+#pragma unroll
+        for (int i = 0; i < 128; i++)
+            acc[i] *= scale[i >> 1 & 1];
+    }
+}
+
+/* Queries to f16 in shared memory, chunk after chunk of 64 dimensions; rows from u_end on are zeros. 256 threads. */
+template <int HD, int ROWS> DGC_FN void load_queries(const struct dgc_flash_args &f, int kvh, int u0, int u_end, unsigned char *qs) {
+    int group = f.heads / f.kv.kv_heads;
+    for (int i = threadIdx.x; i < ROWS * (HD / 8); i += 256) {
+        int row = i / (HD / 8), c = i % (HD / 8), u = u0 + row, m = u / group;
+        uint4 o = make_uint4(0, 0, 0, 0);
+        if (u < u_end) {
+            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + c * 8);
+            o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
+            o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+            o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
+            o.w = dgc_pack_f16(__uint_as_float(v.w << 16), __uint_as_float(v.w & 0xffff0000u));
+        }
+        *(uint4 *)(qs + (c >> 3) * (ROWS * 128) + dg_sw128(row, c & 7)) = o;
+    }
+}
+
+/* Values of keys the block does not see are zeros, since what their slots hold may be anything. from, to: keys of the tile it sees. */
+DGC_FN void clear_unseen(unsigned char *v, int from, int to, int thread, int threads) {
+    for (int i = thread; i < STAGE / 16; i += threads) {
+        int key = i >> 3 & 63;
+        if (key < from || key >= to)
+            *(uint4 *)(v + i * 16) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+
+/* s = q . keys over HD, begun and committed; used: the ring's stages, to be given back when it is done. */
+template <int HD, int ROWS, int N> DGC_FN void begin_scores(float (&s)[32], unsigned q, struct ring<N> &r, int (&used)[2]) {
+    constexpr int CHUNK = ROWS * 8;
+    dg_wgmma_fence();
+#pragma unroll
+    for (int h = 0; h < HD / 256; h++) {
+        dg_bar_wait(r.full + r.s * 8, r.phase);
+        unsigned k = dg_desc_sw128(r.base + r.s * STAGE);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            dg_wgmma_ss_f16(s, q + (h * 4 + (i >> 2)) * CHUNK + 2 * (i & 3), k + (i >> 2) * 512 + 2 * (i & 3), h + i > 0);
+        used[h] = r.s;
+        ring_next(r);
+    }
+    dg_wgmma_commit();
+}
+/* acc += p . values, begun and committed. */
+DGC_FN void begin_values(float (&acc)[128], const unsigned (&p)[4][4], unsigned stage) {
+    unsigned v = dg_desc_rows64(stage);
+    dg_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        dg_wgmma_rs_f16_rows(acc, p[i], v + i * 128);
+    dg_wgmma_commit();
+}
+
+/* A row's sum over the lanes that share it. */
+DGC_FN float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
+/* What the lane's rows u and u + 8 see of the keys [lo, hi), counted from t0. */
+DGC_FN void rows_see(struct rows &rows, const struct dgc_flash_args &f, int u, int u_end, int group, int64_t lo, int64_t hi, int64_t t0) {
+#pragma unroll
+    for (int i = 0; i < 2; i++, u += 8) {
+        rows.lo[i] = rows.hi[i] = 0;
+        rows.max[i] = -DGC_INF;
+        rows.sum[i] = 0.0f;
+        if (u < u_end) {
+            int64_t from, end;
+            visible(&f, f.row0 + u / group, &from, &end);
+            rows.lo[i] = (int)((from > lo ? from : lo) - t0);
+            rows.hi[i] = (int)((end < hi ? end : hi) - t0);
+        }
+    }
+}
+
+#endif
