@@ -103,7 +103,7 @@ void dg_gemm_init_amx(struct dg_gemm_kernels *k);
 void dg_gemm_init_neon(struct dg_gemm_kernels *k);
 void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
 
-/* E4M3 ("fn") as f32, for all 256 codes. */
-extern const float dg_gemm_e4m3[256];
+/* E4M3 ("fn") as f32, for all 256 codes; and half of it. */
+extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_half[256];
 
 #endif

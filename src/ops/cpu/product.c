@@ -6,6 +6,7 @@
 
 #define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
 #define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
+#define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does */
 #define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
 /* Bytes of a panel's row. */
@@ -90,21 +91,42 @@ static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *al
     g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * g->cols, g->cols, add);
 }
 
+/* What the panel after this one is decoded from: bytes [from, to) of n rows. They are asked for while the tiles multiply; else memory would
+ * rest then, and the tiles while a panel is decoded. */
+struct ahead {
+    const uint8_t *const *row;
+    int n;
+    int64_t from, to;
+    int asked, due; /* rows asked for, and what is due of the next one in parts of the tiles' number */
+};
+
+/* One tile's share of all `tiles`. */
+static inline void fetch_ahead(struct ahead *a, int tiles) {
+    for (a->due += a->n; a->due >= tiles; a->due -= tiles, a->asked++)
+        for (int64_t b = a->from; b < a->to; b += 64)
+            __builtin_prefetch(a->row[a->asked] + b, 0, 2);
+}
+
 /* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows. */
-static void chunk_tiles(const struct dg_gemm_kind *g, const char *x, int m, int64_t steps, const void *const *w, int n_tiles, float *c, bool add) {
+static void chunk_tiles(const struct dg_gemm_kind *g, const char *x, int m, int64_t steps, const void *const *w, int n_tiles, float *c, bool add,
+                        struct ahead *next) {
     struct tiles all = tiles_of(g, m);
     int64_t row_bytes = steps * g->step * g->elem;
-    int inner = INNER_M / g->mr;
+    int inner = INNER_M / g->mr, total = all.n * n_tiles;
     for (int i0 = 0; i0 < all.n; i0 += inner) {
         int i1 = all.n - i0 < inner ? all.n : i0 + inner;
         if (g->m_outer) {
             for (int i = i0; i < i1; i++)
-                for (int t = 0; t < n_tiles; t++)
+                for (int t = 0; t < n_tiles; t++) {
+                    fetch_ahead(next, total);
                     one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
+                }
         } else {
             for (int t = 0; t < n_tiles; t++)
-                for (int i = i0; i < i1; i++)
+                for (int i = i0; i < i1; i++) {
+                    fetch_ahead(next, total);
                     one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
+                }
         }
     }
 }
@@ -165,6 +187,21 @@ static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, 
     return true;
 }
 
+/* Rows [r, r1) from element k0 + kc on, or after the last chunk the next group's first; of the rows of a stack, whose formats may differ, by the
+ * first one's. */
+static struct ahead next_chunk(const struct panel *p, int n, int r, int r1, int group, int64_t k, int64_t k0, int64_t kc) {
+    int64_t at = k0 + kc;
+    if (at >= k) {
+        r = r1;
+        r1 = n - r < group ? n : r + group;
+        at = 0;
+    }
+    if (r >= n)
+        return (struct ahead){0};
+    int64_t bytes = dg_format_row_bytes(p->mat[r]->fmt, k), end = at + kc < k ? at + kc : k;
+    return (struct ahead){p->row + r, r1 - r, bytes * at / k, bytes * end / k, 0, 0};
+}
+
 void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, int64_t k, const struct dg_product_rows *w, int n_w, float *c) {
     const struct dg_gemm_kind *g = dg_cpu_kind(cpu);
     struct panel p;
@@ -180,9 +217,10 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
             if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r))
                 continue;
+            struct ahead next = m <= AHEAD_M ? next_chunk(&p, n, r, r1, group, k, k0, g->kc) : (struct ahead){0};
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
             chunk_tiles(g, (const char *)block + k0 * m * g->elem, m, dg_product_padded(g, kn) / g->step, p.ready + r, (r1 - r) / DG_GEMM_NR, c + r,
-                        k0 > 0);
+                        k0 > 0, &next);
         }
     }
     apply_factors(cpu, &p, n, m, c);
