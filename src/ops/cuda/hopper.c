@@ -59,7 +59,8 @@ enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, str
         return DG_OK;
     for (size_t i = 0, at = 0; i < sizeof groups / sizeof *groups && at < sizeof names; i++)
         at += (size_t)snprintf(names + at, sizeof names - at, "%s%s", i ? ", " : "", groups[i].name);
-    return DG_FAIL(err, DG_E_ARG, "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between, and compile",
+    return DG_FAIL(err, DG_E_ARG,
+                   "CUDA kernels (DGQ_CUDA_KERNELS) \"%s\": give auto, portable, simple, or a list of %s with commas between; compile may be in it",
                    dg_clip(s, strlen(s)).s, names);
 }
 

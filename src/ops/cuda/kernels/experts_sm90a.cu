@@ -173,11 +173,13 @@ DGC_KERNEL(moe_plan, moe_plan, 1024) {
         base[tid] = sum - total;
         if (tid == 255) {
             *a.n_entries = b;
-            a.entries[b] = (struct dgc_moe_entry){0, sum, 0, weight};
+            const struct dgc_moe_entry last = {0, sum, 0, weight};
+            a.entries[b] = last;
         }
-        for (int i = 0; i < n_ent; i++)
-            a.entries[b - n_ent + i] =
-                (struct dgc_moe_entry){tid, sum - total + i * step, min(step, total - i * step), weight - mine + i * moe_weight(step)};
+        for (int i = 0; i < n_ent; i++) {
+            const struct dgc_moe_entry e = {tid, sum - total + i * step, min(step, total - i * step), weight - mine + i * moe_weight(step)};
+            a.entries[b - n_ent + i] = e;
+        }
     }
     __syncthreads();
     dg_each_pairs(expert, begin, end, [&](int p0, int e) {
