@@ -20,11 +20,12 @@ endif
 
 # Flags of the instruction sets, by the last word of a file's name; what is another architecture's is left out of the build.
 ARCH := $(firstword $(subst -, ,$(shell $(CC) -dumpmachine)))
-ISA_x86_64 := avx2 avx512 avx512bf16
+ISA_x86_64 := avx2 avx512 avx512bf16 amx
 ISA_aarch64 := neon neonbf16
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
 ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_amx := $(ISA_FLAGS_avx512bf16) -mamx-tile -mamx-bf16
 ISA_FLAGS_neon :=
 ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16
 ISA_ALL := $(ISA_x86_64) $(ISA_aarch64)
@@ -175,10 +176,10 @@ $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 
 # The kernels of AVX-512 on intrinsics that any CPU with AVX2 runs.
 ifeq ($(ARCH),x86_64)
-EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c))
-$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h
+EMULATED_CPU := $(patsubst src/ops/cpu/%.c,$(B)/tests/emulated/%.o,$(wildcard src/ops/cpu/*_avx512.c src/ops/cpu/*_avx512bf16.c src/ops/cpu/*_amx.c))
+$(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h tests/cpu/emulate_amx.h
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_avx512.h"' -MMD -MP -c -o $@ $<
+	$(CC) $(CFLAGS_ALL) $(ISA_FLAGS_avx2) -Wno-psabi -Wno-undef -Itests '-DDG_SIMD_HEADER="cpu/emulate_amx.h"' -MMD -MP -c -o $@ $<
 $(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)

@@ -9,6 +9,7 @@
 #include "core/half.h"
 #include "core/mem.h"
 #include "ops/cpu/cpu.h"
+#include "ops/cpu/read_rate.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -33,7 +34,8 @@ static struct {
     int repeat;
     const char *filter;
     char command[200];
-    float *memory; /* READ_BYTES */
+    char *memory; /* READ_BYTES */
+    const struct dg_memory_pattern *read; /* the fastest way through it */
     struct dg_pool *pool;
 } b;
 
@@ -59,6 +61,7 @@ static double median(double *v, int n) {
 
 /* Twelve chains of multiply-adds, each on a register of its own. */
 #define PEAK_ROUNDS 2000000
+#define PEAK_TILE_ROUNDS 200000
 #if defined(__x86_64__)
 #define PEAK(name, features, type, op)                                                                                               \
     __attribute__((target(features))) static void name(void *arg, int part, int n_parts) {                                           \
@@ -91,40 +94,41 @@ static void peak_plain(void *arg, int part, int n_parts) {
     }
 }
 
+#if defined(__x86_64__)
+/* Four tiles of sums: as many as the products use. */
+static void peak_amx(void *arg, int part, int n_parts) {
+    (void)arg, (void)part, (void)n_parts;
+    static const uint8_t config[64] __attribute__((aligned(64))) = {
+        [0] = 1, [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64, [28] = 64, [30] = 64,
+        [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16};
+    __asm__ volatile("ldtilecfg %0" : : "m"(config));
+    for (int r = 0; r < PEAK_TILE_ROUNDS; r++)
+        __asm__ volatile("tdpbf16ps %tmm6, %tmm4, %tmm0\ntdpbf16ps %tmm7, %tmm4, %tmm1\n"
+                         "tdpbf16ps %tmm6, %tmm5, %tmm2\ntdpbf16ps %tmm7, %tmm5, %tmm3\n");
+    __asm__ volatile("tilerelease");
+}
+#endif
+
 /* GFLOP/s of the level's multiply-add on all threads. */
 static double peak(void) {
     dg_pool_fn *fn = peak_plain;
-    double lanes = 4;
+    double lanes = 4, rounds = 12.0 * PEAK_ROUNDS;
 #if defined(__x86_64__)
-    bool bf16 = b.level == DG_CPU_AVX512BF16 && b.be->ops->act == DG_BF16;
+    bool bf16 = dg_cpu_level_bf16(b.level) && b.be->ops->act == DG_BF16;
     if (b.level >= DG_CPU_AVX2)
-        fn = bf16 ? peak_bf16 : b.level >= DG_CPU_AVX512 ? peak_avx512 : peak_avx2;
-    lanes = fn == peak_bf16 ? 32 : fn == peak_avx512 ? 16 : fn == peak_avx2 ? 8 : 4;
+        fn = bf16 && b.level == DG_CPU_AMX ? peak_amx : bf16 ? peak_bf16 : b.level >= DG_CPU_AVX512 ? peak_avx512 : peak_avx2;
+    rounds = fn == peak_amx ? 4.0 * PEAK_TILE_ROUNDS : rounds;
+    lanes = fn == peak_amx ? 16 * 16 * 32 : fn == peak_bf16 ? 32 : fn == peak_avx512 ? 16 : fn == peak_avx2 ? 8 : 4;
 #endif
     double t = clock_now();
     dg_pool_run(b.be->pool, fn, NULL);
-    return 2.0 * lanes * 12 * PEAK_ROUNDS * dg_pool_threads(b.be->pool) / (clock_now() - t) * 1e-9;
-}
-
-static void read_part(void *arg, int part, int n_parts) {
-    (void)arg;
-    typedef float v8 __attribute__((vector_size(32)));
-    int64_t begin, end;
-    dg_pool_range(READ_BYTES / sizeof(v8), 64, part, n_parts, &begin, &end);
-    const v8 *p = (const v8 *)b.memory;
-    v8 s[8] = {{0}};
-    for (int64_t i = begin; i < end; i += 8)
-        for (int j = 0; j < 8; j++)
-            s[j] += p[i + j];
-    for (int j = 1; j < 8; j++)
-        s[0] += s[j];
-    __asm__ volatile("" : : "m"(s[0]) : "memory");
+    return 2.0 * lanes * rounds * dg_pool_threads(b.be->pool) / (clock_now() - t) * 1e-9;
 }
 
 /* GB/s of a plain read on all threads. */
 static double bandwidth(void) {
     double t = clock_now();
-    dg_pool_run(b.be->pool, read_part, NULL);
+    dg_memory_read(b.be->pool, b.memory, READ_BYTES, b.read);
     return READ_BYTES / (clock_now() - t) * 1e-9;
 }
 
@@ -388,7 +392,7 @@ static void head(enum dg_format fmt, int m) {
 
 int main(int argc, char **argv) {
     struct dg_error err = {0};
-    struct dg_cpu_opts o = {.cap = dg_cpu_level_detect()};
+    struct dg_cpu_opts o = {.cap = dg_cpu_level_default()};
     enum dg_status st = DG_OK;
     b.repeat = 9;
     snprintf(b.command, sizeof b.command, "make bench");
@@ -396,9 +400,10 @@ int main(int argc, char **argv) {
         const char *v = i + 1 < argc ? argv[i + 1] : "";
         size_t n = strlen(b.command);
         snprintf(b.command + n, sizeof b.command - n, "%s%s", i == 1 ? " (bench/cpu " : " ", argv[i]);
-        if (!strcmp(argv[i], "--cpu"))
+        if (!strcmp(argv[i], "--cpu")) {
+            o.cap = dg_cpu_level_detect();
             st = dg_cpu_level_cap(&o.cap, argv[++i], &err);
-        else if (!strcmp(argv[i], "--planes"))
+        } else if (!strcmp(argv[i], "--planes"))
             o.planes = *argv[++i] == 'b' ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_F32;
         else if (!strcmp(argv[i], "--threads"))
             o.threads = (int)strtol(argv[++i], NULL, 10);
@@ -423,6 +428,7 @@ int main(int argc, char **argv) {
     b.level = dg_cpu_backend_level(b.be);
     b.memory = need(dg_calloc(READ_BYTES, 1));
     memset(b.memory, 1, READ_BYTES);
+    b.read = dg_memory_best(b.be->pool, b.memory, READ_BYTES, 3);
     double p[9], q[9];
     for (int i = 0; i < 9; i++) {
         p[i] = peak();
@@ -430,7 +436,8 @@ int main(int argc, char **argv) {
     }
     int threads = dg_pool_threads(b.be->pool);
     printf("cpu %s %d threads multiply-add peak,%.4g,GFLOP/s,%s\n", dg_cpu_level_name(b.level), threads, median(p, 9), b.command);
-    printf("cpu %s %d threads read bandwidth,%.4g,GB/s,%s\n", dg_cpu_level_name(b.level), threads, median(q, 9), b.command);
+    printf("cpu %s %d threads read bandwidth (%d streams),%.4g,GB/s,%s\n", dg_cpu_level_name(b.level), threads, b.read->streams,
+           median(q, 9), b.command);
     onednn(HIDDEN);
     onednn(4096);
     static const enum dg_format all[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_NVFP4_BLOCK};

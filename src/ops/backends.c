@@ -20,7 +20,7 @@ static enum dg_status open_cuda(struct dg_backend **out, const struct dg_model *
 
 static enum dg_status open_cpu(struct dg_backend **out, const struct dg_model *model, const struct dg_backend_opts *o, struct dg_error *err) {
     struct dg_cpu_opts c = {.threads = o->threads,
-                            .cap = dg_cpu_level_detect(),
+                            .cap = o->cpu[0] || o->cpu[1] ? dg_cpu_level_detect() : dg_cpu_level_default(),
                             .planes = o->exact ? DG_CPU_PLANES_F32 : o->bf16_planes ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_AUTO};
     for (int i = 0; i < 2; i++)
         DG_TRY(dg_cpu_level_cap(&c.cap, o->cpu[i], err));

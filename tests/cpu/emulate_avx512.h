@@ -147,6 +147,18 @@ EMU unsigned emu_cmp_unordered(emu_f a, emu_f b) {
     EMU_LANES(16) m |= (unsigned)(isnan(a[i]) || isnan(b[i])) << i;
     return m;
 }
+EMU emu_q emu_ternary(emu_q a, emu_q b, emu_q c, int how) {
+    emu_q v = {0};
+    for (int i = 0; i < 8; i++)
+        if (how >> i & 1)
+            v |= (i & 4 ? a : ~a) & (i & 2 ? b : ~b) & (i & 1 ? c : ~c);
+    return v;
+}
+EMU emu_f emu_shuffle_f32x4(emu_f a, emu_f b, int how) {
+    emu_f v;
+    EMU_LANES(16) v[i] = (i < 8 ? a : b)[(how >> i / 4 * 2 & 3) * 4 + i % 4];
+    return v;
+}
 EMU unsigned emu_movepi32_mask(emu_q q) {
     emu_i v = (emu_i)q;
     unsigned m = 0;
@@ -236,6 +248,10 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 #define _mm512_slli_epi32(v, n) emu_shift(v, emu_set1_epi32(n), 1)
 #define _mm512_srli_epi32(v, n) emu_shift(v, emu_set1_epi32(n), 0)
 #define _mm512_srlv_epi32(v, n) emu_shift(v, n, 0)
+#undef _mm512_ternarylogic_epi32
+#undef _mm512_shuffle_f32x4
+#define _mm512_ternarylogic_epi32 emu_ternary
+#define _mm512_shuffle_f32x4 emu_shuffle_f32x4
 #define _mm512_or_epi32(a, b) ((a) | (b))
 #define _mm512_and_epi32(a, b) ((a) & (b))
 #define _mm512_add_epi32 emu_add_epi32

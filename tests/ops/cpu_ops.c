@@ -19,7 +19,7 @@ extern const bool cpu_ops_emulated __attribute__((weak)); /* linked with kernels
 
 static bool runnable(enum dg_cpu_level l) {
     if (&cpu_ops_emulated)
-        return l == DG_CPU_AVX512 || l == DG_CPU_AVX512BF16;
+        return l == DG_CPU_AVX512 || l == DG_CPU_AVX512BF16 || l == DG_CPU_AMX;
     return dg_cpu_level_here(l);
 }
 
@@ -57,7 +57,7 @@ static uint64_t run(const struct options *o, enum dg_cpu_level l, enum dg_cpu_pl
         dg_error_clear(&err);
         return 0;
     }
-    bool rounded = planes == DG_CPU_PLANES_BF16 && (l == DG_CPU_AVX512BF16 || l == DG_CPU_NEON_BF16);
+    bool rounded = planes == DG_CPU_PLANES_BF16 && dg_cpu_level_bf16(l);
     c.weight_round = rounded ? 0x1p-8 : 0;
     printf("# %s, seed %llu\n", what, (unsigned long long)c.seed);
     for (int i = 0; i < o->repeat; i++, c.seed++)
@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
         if ((o.replay ? !o.level : !runnable((enum dg_cpu_level)l)) || (o.level && strcmp(o.level, dg_cpu_level_name((enum dg_cpu_level)l)) != 0))
             continue;
         levels++;
-        bool own_bf16 = l == DG_CPU_AVX512BF16 || l == DG_CPU_NEON_BF16;
+        bool own_bf16 = dg_cpu_level_bf16((enum dg_cpu_level)l);
         for (int p = 0; p < (o.quick && !own_bf16 ? 1 : 2); p++) {
             enum dg_cpu_planes planes = p ? DG_CPU_PLANES_BF16 : DG_CPU_PLANES_F32;
             uint64_t three = run(&o, (enum dg_cpu_level)l, planes, 3);

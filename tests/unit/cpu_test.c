@@ -30,13 +30,15 @@ static void tables(void **state) {
         assert_non_null(k.vec.name);
         for (int i = 0; i < 2; i++) {
             const struct dg_gemm_kind *g = &k.gemm.kind[i];
-            assert_in_range(g->mr, 1, DG_GEMM_MR_MAX);
+            assert_in_range(g->cols, 2 * g->nr, DG_GEMM_COLS_MAX);
+            assert_int_equal(g->cols % (2 * g->nr), 0); /* gate and up share a panel */
             assert_in_range(g->step, 1, DG_GEMM_STEP_MAX);
             assert_in_range(g->kc, 32, DG_GEMM_KC_MAX);
             assert_int_equal(g->kc % 32, 0);
             assert_int_equal(g->kc % g->step, 0);
-            for (int m = 0; m < g->mr; m++)
+            for (int m = 0; m < g->mr && !g->tiles; m++)
                 assert_non_null(g->tile[m]);
+            assert_true(!g->tiles || (g->put && g->begin && g->end && g->pack_rows[0] && g->pack_rows[1]));
             for (int f = 0; f < DG_FMT_COUNT; f++)
                 assert_non_null(g->decode[f]);
             for (int t = 0; t < 2; t++)
@@ -47,7 +49,7 @@ static void tables(void **state) {
         }
         /* only levels with bf16 arithmetic round weights; the exact path never does */
         assert_int_equal(k.gemm.kind[0].elem, 4);
-        assert_int_equal(k.gemm.kind[1].elem, l == DG_CPU_AVX512BF16 || l == DG_CPU_NEON_BF16 ? 2 : 4);
+        assert_int_equal(k.gemm.kind[1].elem, dg_cpu_level_bf16((enum dg_cpu_level)l) ? 2 : 4);
     }
 }
 
@@ -74,6 +76,25 @@ static void caps(void **state) {
         if (!dg_cpu_level_here((enum dg_cpu_level)other))
             assert_int_equal(dg_cpu_level_cap(&l, dg_cpu_level_name((enum dg_cpu_level)other), &err), DG_E_ARG);
     dg_error_clear(&err);
+}
+
+/* What is taken where no level is named. */
+static void preferred(void **state) {
+    (void)state;
+    for (int l = 0; l < DG_CPU_LEVELS; l++) {
+        assert_int_equal(dg_cpu_level_prefer((enum dg_cpu_level)l, false), l);
+        assert_int_equal(dg_cpu_level_prefer((enum dg_cpu_level)l, true), l == DG_CPU_AVX512BF16 ? DG_CPU_AVX512 : l);
+    }
+    assert_true(dg_cpu_level_here(dg_cpu_level_default()));
+    struct dg_backend *be;
+    assert_int_equal(dg_backend_open(&be, "cpu", &(struct dg_model){.cfg = {.vocab = 8}}, &(struct dg_backend_opts){.threads = 1}, &err), DG_OK);
+    assert_int_equal(dg_cpu_backend_level(be), dg_cpu_level_default());
+    dg_backend_destroy(be);
+    /* by name the strongest is to be had, whatever is preferred */
+    struct dg_backend_opts o = {.threads = 1, .cpu = {dg_cpu_level_name(dg_cpu_level_detect())}};
+    assert_int_equal(dg_backend_open(&be, "cpu", &(struct dg_model){.cfg = {.vocab = 8}}, &o, &err), DG_OK);
+    assert_int_equal(dg_cpu_backend_level(be), dg_cpu_level_detect());
+    dg_backend_destroy(be);
 }
 
 static const struct dg_model shape = {.cfg = {.vocab = 1000, .hidden = 64, .experts = 4, .topk = 2, .moe = 32}};
@@ -143,7 +164,7 @@ static void memory_runs_out(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tables), cmocka_unit_test(caps), cmocka_unit_test(planes),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tables), cmocka_unit_test(caps), cmocka_unit_test(preferred), cmocka_unit_test(planes),
                                        cmocka_unit_test(memory_runs_out)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -133,8 +133,7 @@ static enum dg_status cpu_twin(struct dg_backend *be, enum dg_dtype act, struct 
 }
 
 enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cpu_opts *opts, struct dg_error *err) {
-    bool bf16_arithmetic = opts->cap == DG_CPU_AVX512BF16 || opts->cap == DG_CPU_NEON_BF16;
-    bool bf16 = opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && bf16_arithmetic);
+    bool bf16 = opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && dg_cpu_level_bf16(opts->cap));
     struct dg_backend *be;
     DG_TRY(create(&be, model, opts->cap, bf16 ? DG_BF16 : DG_F32, err));
     enum dg_status st = dg_pool_create(&be->pool, opts->threads, err);
@@ -154,5 +153,5 @@ void dg_cpu_describe(const struct dg_backend *be, char *text, size_t n) {
     const struct dg_cpu *c = be->impl;
     const struct dg_gemm_kind *g = dg_cpu_kind(c);
     snprintf(text, n, "products %s (%s, tiles of %d x %d, %d elements a step, chunks of %d), rows %s", g->name, g->elem == 2 ? "bf16" : "f32", g->mr,
-             DG_GEMM_NR, g->step, g->kc, c->k.vec.name);
+             g->nr, g->step, g->kc, c->k.vec.name);
 }

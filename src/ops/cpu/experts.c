@@ -63,11 +63,11 @@ static void pack_rows(struct expert_job *j, struct packed *p, int32_t first, int
     const struct dg_cpu_gemm *s = &j->cpu->gemm;
     enum dg_dtype t = j->x->dtype;
     int64_t esz = (int64_t)dg_dtype_bytes(t);
-    for (int i = 0; i < m; i++) {
-        const char *src = hidden ? (const char *)s->pair_h + (int64_t)(first + i) * j->down->k * esz
-                                 : (const char *)j->x->data + s->pair[first + i] / j->routing->k * j->x->ld * esz;
-        dg_product_pack(g, p->data, m, i, src, t, hidden ? j->down->k : j->x->cols);
-    }
+    const void *src[DG_PRODUCT_M];
+    for (int i = 0; i < m; i++)
+        src[i] = hidden ? (const char *)s->pair_h + (int64_t)(first + i) * j->down->k * esz
+                        : (const char *)j->x->data + s->pair[first + i] / j->routing->k * j->x->ld * esz;
+    dg_product_pack(g, p->data, m, 0, m, src, t, hidden ? j->down->k : j->x->cols);
     p->first = first;
     p->m = m;
 }
@@ -76,26 +76,29 @@ static void up_part(void *arg, int part, int n_parts) {
     (void)n_parts;
     struct expert_job *j = arg;
     const struct dg_gemm_kernels *k = &j->cpu->k.gemm;
+    const struct dg_gemm_kind *g = dg_cpu_kind(j->cpu);
     const struct dg_cpu_gemm *s = &j->cpu->gemm;
     struct packed x = {dg_product_x(j->cpu, part), -1, 0};
     float *c = dg_product_c(j->cpu, part);
-    int32_t moe = j->down->k, e;
+    int32_t moe = j->down->k, most = g->cols / 2, e;
     bool half = j->x->dtype == DG_BF16;
-    for (int64_t begin, end; take_unit(j, &e, moe, DG_PRODUCT_N / 2, &begin, &end);) {
+    dg_product_begin(j->cpu);
+    for (int64_t begin, end; take_unit(j, &e, moe, most, &begin, &end);) {
         struct dg_mat w = dg_stack_mat(j->gate_up, e);
         for (int32_t b = s->bucket[e], last = s->bucket[e + 1]; b < last; b += DG_PRODUCT_M) {
             int m = last - b < DG_PRODUCT_M ? last - b : DG_PRODUCT_M;
             pack_rows(j, &x, b, m, false);
-            for (int64_t row = begin; row < end; row += DG_PRODUCT_N / 2) {
-                int32_t n = (int32_t)(end - row < DG_PRODUCT_N / 2 ? end - row : DG_PRODUCT_N / 2);
-                struct dg_product_rows rows[2] = {{&w, row, n}, {&w, moe + row, n}};
+            for (int64_t row = begin; row < end; row += most) {
+                int32_t n = (int32_t)(end - row < most ? end - row : most);
+                struct dg_product_rows rows[2] = {{&w, row, n, row + n < end ? n : 0}, {&w, moe + row, n, 0}};
                 dg_product(j->cpu, part, x.data, m, w.k, rows, 2, c);
                 for (int i = 0; i < m; i++)
-                    k->glu[half](c + i * DG_PRODUCT_N, c + i * DG_PRODUCT_N + dg_product_cols(n), n,
+                    k->glu[half](c + i * g->cols, c + i * g->cols + dg_product_cols(g, n), n,
                                  (char *)s->pair_h + ((int64_t)(b + i) * moe + row) * (int64_t)dg_dtype_bytes(j->x->dtype));
             }
         }
     }
+    dg_product_end(j->cpu);
 }
 
 static void down_part(void *arg, int part, int n_parts) {
@@ -104,21 +107,23 @@ static void down_part(void *arg, int part, int n_parts) {
     const struct dg_cpu_gemm *s = &j->cpu->gemm;
     struct packed x = {dg_product_x(j->cpu, part), -1, 0};
     float *c = dg_product_c(j->cpu, part);
-    int32_t hidden = j->down->n, e;
-    for (int64_t begin, end; take_unit(j, &e, hidden, DG_PRODUCT_N, &begin, &end);) {
+    int32_t hidden = j->down->n, cols = dg_cpu_kind(j->cpu)->cols, e;
+    dg_product_begin(j->cpu);
+    for (int64_t begin, end; take_unit(j, &e, hidden, cols, &begin, &end);) {
         struct dg_mat w = dg_stack_mat(j->down, e);
         for (int32_t b = s->bucket[e], last = s->bucket[e + 1]; b < last; b += DG_PRODUCT_M) {
             int m = last - b < DG_PRODUCT_M ? last - b : DG_PRODUCT_M;
             pack_rows(j, &x, b, m, true);
-            for (int64_t row = begin; row < end; row += DG_PRODUCT_N) {
-                int32_t n = (int32_t)(end - row < DG_PRODUCT_N ? end - row : DG_PRODUCT_N);
-                struct dg_product_rows rows = {&w, row, n};
+            for (int64_t row = begin; row < end; row += cols) {
+                int32_t n = (int32_t)(end - row < cols ? end - row : cols);
+                struct dg_product_rows rows = {&w, row, n, row + n < end ? n : 0};
                 dg_product(j->cpu, part, x.data, m, w.k, &rows, 1, c);
                 for (int i = 0; i < m; i++)
-                    memcpy(s->pair_y + (int64_t)s->pair[b + i] * hidden + row, c + i * DG_PRODUCT_N, (size_t)n * sizeof *c);
+                    memcpy(s->pair_y + (int64_t)s->pair[b + i] * hidden + row, c + i * cols, (size_t)n * sizeof *c);
             }
         }
     }
+    dg_product_end(j->cpu);
 }
 
 static void sum_part(void *arg, int part, int n_parts) {
@@ -138,11 +143,11 @@ void dg_cpu_experts(struct dg_backend *be, const struct dg_plane *x, const struc
                     const struct dg_stack *down, struct dg_plane *y) {
     struct dg_cpu *c = be->impl;
     struct expert_job j = {.cpu = c, .x = x, .routing = routing, .gate_up = gate_up, .down = down, .y = y, .experts = gate_up->e};
-    int64_t n_pairs = (int64_t)x->rows * routing->k, half = DG_PRODUCT_N / 2;
+    int64_t n_pairs = (int64_t)x->rows * routing->k, cols = dg_cpu_kind(c)->cols, half = cols / 2;
     dg_bucket_pairs(routing, n_pairs, gate_up->e, c->gemm.bucket, c->gemm.pair);
     j.units = make_units(c, n_pairs, gate_up->e, (down->k + half - 1) / half);
     dg_pool_run(be->pool, up_part, &j);
-    j.units = make_units(c, n_pairs, gate_up->e, (down->n + DG_PRODUCT_N - 1) / DG_PRODUCT_N);
+    j.units = make_units(c, n_pairs, gate_up->e, (down->n + cols - 1) / cols);
     j.next = 0;
     dg_pool_run(be->pool, down_part, &j);
     dg_pool_run(be->pool, sum_part, &j);

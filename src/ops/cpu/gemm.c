@@ -51,6 +51,9 @@ void dg_gemm_kernels_init(struct dg_gemm_kernels *k, enum dg_cpu_level level) {
     if (level == DG_CPU_AVX512)
         return;
     dg_gemm_init_avx512bf16(k);
+    if (level == DG_CPU_AVX512BF16)
+        return;
+    dg_gemm_init_amx(k);
 #elif defined(__aarch64__)
     dg_gemm_init_neon(k);
     if (level == DG_CPU_NEON)

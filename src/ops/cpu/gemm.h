@@ -13,6 +13,21 @@
 #define DG_GEMM_MR_MAX 8
 #define DG_GEMM_KC_MAX 2048
 #define DG_GEMM_STEP_MAX 32
+#define DG_GEMM_COLS_MAX 64
+
+/* Sums of tile registers: up to 2 x 2 tiles of sixteen rows of w by sixteen rows of x, over `steps` steps of 32 elements. */
+struct dg_gemm_tiles {
+    const char *x[2]; /* packed rows: [steps][16 pairs of elements][16 rows] */
+    const char *w[2]; /* element 0 of the first of sixteen rows of w */
+    int64_t w_row[2]; /* bytes from row to row */
+    int n_x, n_w;     /* 1 or 2 */
+    int64_t steps;
+    float *c;         /* [n_w][n_x][16 rows of w][16 rows of x] */
+    enum dg_gemm_sums { DG_SUMS_ZERO, DG_SUMS_C, DG_SUMS_KEPT } from; /* where they begin: at zero, in c, in the registers of the call before */
+    bool to_c;        /* leave the sums in c; in the registers they stay anyway */
+    const char *ahead;   /* each step asks for so many cache lines from here on, which are needed later */
+    int64_t ahead_lines;
+};
 
 /* The arithmetic of one type of activations: what x and the panel of decoded weights hold, and the kernels over them. */
 struct dg_gemm_kind {
@@ -21,6 +36,9 @@ struct dg_gemm_kind {
     int step;            /* elements of one vector along K; rows are padded to it with zeros */
     int kc;              /* elements of a chunk; a multiple of 32 */
     int elem;            /* bytes of an element: 4 = f32, 2 = bf16 */
+    int nr;              /* rows of w in a tile */
+    int cols;            /* most rows of w in a panel, at most DG_GEMM_COLS_MAX, and the row length of its results */
+    int group;           /* rows of x that are packed together */
     bool m_outer;        /* which of a tile's sides is kept in the nearest cache */
     enum dg_format raw;  /* weights of this format are read in place */
     /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
@@ -34,6 +52,16 @@ struct dg_gemm_kind {
     /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. NULL
      * where a level has none. */
     void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add);
+
+    /* With tile registers these take the place of tile, pack and dot; NULL otherwise.
+     * Packs n <= 16 rows of k values, f32 (0) or bf16 (1), as struct dg_gemm_tiles wants them; missing rows are zeros. */
+    void (*pack_rows[2])(const void *const *row, int n, int64_t k, void *dst);
+    void (*tiles)(const struct dg_gemm_tiles *t);
+    /* Columns c[0..15] of n <= 16 rows of results from a tile of sums. */
+    void (*put)(const float *tile, int n, float *c, int64_t ldc);
+    /* A thread calls the first before it uses tiles, the second when it goes on to other work. */
+    void (*begin)(void);
+    void (*end)(void);
 };
 
 /* Statistics of one row over one block of the vocabulary, relative to its own maximum. */
@@ -71,6 +99,7 @@ void dg_gemm_init_scalar(struct dg_gemm_kernels *k);
 void dg_gemm_init_avx2(struct dg_gemm_kernels *k);
 void dg_gemm_init_avx512(struct dg_gemm_kernels *k);
 void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k);
+void dg_gemm_init_amx(struct dg_gemm_kernels *k);
 void dg_gemm_init_neon(struct dg_gemm_kernels *k);
 void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
 

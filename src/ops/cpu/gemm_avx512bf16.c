@@ -147,15 +147,13 @@ static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
 }
 FORMAT(f32, take_f32, value_f32)
 
+#define SECOND 0x100010
+/* A table of thirty-two words is two blocks' values: the fifth bit of an index tells which. With one block it holds those twice. */
 INLINE __m512bh take_q4(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + at / 32 * 20;
     __m512 values = q4_table(block);
     (void)k;
-    /* Each byte becomes two 16-bit indices, code j of the pair in the low bits of the j-th. The table holds the values twice, so that the
-     * fifth bit of an index does not matter. */
-    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(block + 4)));
-    b = _mm512_or_epi32(b, _mm512_slli_epi32(b, 12));
-    return (__m512bh)_mm512_permutexvar_epi16(b, (__m512i)_mm512_cvtne2ps_pbh(values, values));
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(block + 4, _mm512_set1_epi32(0)), (__m512i)both(values, values));
 }
 static inline float value_none(const uint8_t *row, int64_t k, int64_t at) { /* rows are whole blocks */
     (void)row;
@@ -164,6 +162,19 @@ static inline float value_none(const uint8_t *row, int64_t k, int64_t at) { /* r
     return 0;
 }
 FORMAT(q4, take_q4, value_none)
+
+/* As decode_q4, with one conversion for every two blocks. */
+static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
+    const __m512i second = _mm512_set1_epi32(SECOND), first = _mm512_set1_epi32(0);
+    const uint8_t *block = row + k0 / 32 * 20;
+    uint16_t *d = dst;
+    for (; n >= 2 * STEP; n -= 2 * STEP, k0 += 2 * STEP, block += 40, d += 2 * STEP) {
+        __m512i values = (__m512i)both(q4_table(block), q4_table(block + 20));
+        _mm512_storeu_si512(d, _mm512_permutexvar_epi16(nibbles_epi16(block + 4, first), values));
+        _mm512_storeu_si512(d + STEP, _mm512_permutexvar_epi16(nibbles_epi16(block + 24, second), values));
+    }
+    decode_q4(row, k, k0, n, d);
+}
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + at / 32 * 28;
@@ -185,7 +196,9 @@ FORMAT(q8, take_q8, value_q8)
 
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *scale = row + k / 2 + at / 16;
-    return both(nvfp4_block(row + at / 2, scale[0]), nvfp4_block(row + at / 2 + 8, scale[1]));
+    const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
+    __m512i values = (__m512i)both(nvfp4_table(scale[0]), nvfp4_table(scale[1]));
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + at / 2, fifth), values);
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
@@ -202,6 +215,9 @@ void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
         .step = STEP,
         .kc = 2048,
         .elem = 2,
+        .nr = DG_GEMM_NR,
+        .cols = 48,
+        .group = 1,
         .m_outer = true,
         .raw = DG_FMT_BF16,
         .tile = {tile_1, tile_2, tile_3, tile_4, tile_5, tile_6},
@@ -209,7 +225,7 @@ void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
         .decode = {[DG_FMT_BF16] = decode_bf16,
                    [DG_FMT_F16] = decode_f16,
                    [DG_FMT_F32] = decode_f32,
-                   [DG_FMT_Q4_BLOCK] = decode_q4,
+                   [DG_FMT_Q4_BLOCK] = decode_q4_pairs,
                    [DG_FMT_Q6_BLOCK] = decode_q6,
                    [DG_FMT_Q8_ROW] = decode_q8,
                    [DG_FMT_NVFP4_BLOCK] = decode_nvfp4},

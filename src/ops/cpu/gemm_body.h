@@ -278,6 +278,9 @@ static inline void gemm_body_init(struct dg_gemm_kernels *k, const char *name, i
     g->step = VL;
     g->kc = kc;
     g->elem = 4;
+    g->nr = DG_GEMM_NR;
+    g->cols = 48;
+    g->group = 1;
     g->m_outer = GEMM_MR > DG_GEMM_NR;
     g->raw = DG_FMT_F32;
     g->tile[0] = tile_f32_1;

@@ -14,10 +14,15 @@ DG_AVX512 static inline __m512 code_scale(const uint8_t *p) {
     return _mm512_set1_ps(dg_bf16_f32(h));
 }
 
-/* The sixteen values of a q4 block. */
+/* The sixteen values of a q4 block. Scale and minimum come as one word from memory: two broadcasts through general registers would take the
+ * port that the lookups need. */
 DG_AVX512 static inline __m512 q4_table(const uint8_t *block) {
     const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    return _mm512_fmadd_ps(code_scale(block), code, code_scale(block + 2));
+    int32_t head;
+    memcpy(&head, block, sizeof head);
+    __m512i both = _mm512_set1_epi32(head);
+    __m512i min = _mm512_and_epi32(both, _mm512_set1_epi32(-0x10000));
+    return _mm512_fmadd_ps((__m512)_mm512_slli_epi32(both, 16), code, (__m512)min);
 }
 
 /* The first or last sixteen values of a q6 block. Its codes are 24 bytes: the loads begin at the first and at the eighth, so that none
@@ -34,6 +39,20 @@ DG_AVX512 static inline __m512 q6_half(const uint8_t *block, int half) {
 
 DG_AVX512 static inline __m512 q8_codes(const int8_t *q) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)q)));
+}
+
+/* Sixteen bytes of two codes each as words of the low code and the high code, their fifth bit as in `fifth`, what is above it undefined. */
+DG_AVX512 static inline __m512i nibbles_epi16(const uint8_t *codes, __m512i fifth) {
+    const __m512i bit = _mm512_set1_epi32(0x100010);
+    __m512i b = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)codes));
+    b = _mm512_ternarylogic_epi32(b, _mm512_slli_epi32(b, 12), bit, 0x54); /* (b | shifted) & ~bit */
+    return _mm512_or_epi32(b, fifth);
+}
+
+/* The sixteen values that codes of nvfp4 have under a block's scale. */
+DG_AVX512 static inline __m512 nvfp4_table(uint8_t scale) {
+    const __m512 e2m1 = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+    return _mm512_mul_ps(e2m1, _mm512_set1_ps(dg_gemm_e4m3[scale]));
 }
 
 /* Sixteen values of nvfp4, without the matrix's factor. */

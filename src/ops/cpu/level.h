@@ -12,14 +12,23 @@ enum dg_cpu_level {
     DG_CPU_AVX2,       /* avx2, fma, f16c */
     DG_CPU_AVX512,     /* avx512 f, bw, vl, dq */
     DG_CPU_AVX512BF16, /* avx512_bf16, avx512_vnni */
+    DG_CPU_AMX,        /* tile registers with bf16 products, which the kernel lets this process use */
     DG_CPU_NEON,       /* Armv8-A with fused multiply-add */
     DG_CPU_NEON_BF16,  /* bf16 dot products (Armv8.6-A) */
     DG_CPU_LEVELS
 };
 
-/* The strongest level of this machine that the operating system lets programs use. Any thread. */
+/* The strongest level of this machine that the operating system lets programs use. Where there are tile registers the first call asks the
+ * kernel for them on behalf of the process; without its leave the level is not there. Any thread. */
 enum dg_cpu_level dg_cpu_level_detect(void);
-/* "scalar", "avx2", "avx512", "avx512bf16", "neon", "neonbf16". Static storage. */
+/* The level that is taken where none is named. On Intel's processors VDPBF16PS does fewer multiply-adds a second than f32 arithmetic, so there
+ * avx512bf16 is skipped unless it is asked for; everywhere else it is the strongest. */
+enum dg_cpu_level dg_cpu_level_default(void);
+/* The rule behind it. Pure. */
+enum dg_cpu_level dg_cpu_level_prefer(enum dg_cpu_level strongest, bool intel);
+/* Has it instructions for products of bf16? There bf16 planes are multiplied as they are, elsewhere as f32. */
+bool dg_cpu_level_bf16(enum dg_cpu_level l);
+/* "scalar", "avx2", "avx512", "avx512bf16", "amx", "neon", "neonbf16". Static storage. */
 const char *dg_cpu_level_name(enum dg_cpu_level l);
 /* Does this machine run it? */
 bool dg_cpu_level_here(enum dg_cpu_level l);

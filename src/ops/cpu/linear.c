@@ -26,8 +26,8 @@ static int unit_rows(const struct linear_job *j, int64_t u, struct dg_product_ro
     if (j->glu) {
         int64_t row = u * j->block;
         int32_t n = (int32_t)(j->w[0]->n - row < j->block ? j->w[0]->n - row : j->block);
-        w[0] = (struct dg_product_rows){j->w[0], row, n};
-        w[1] = (struct dg_product_rows){j->w[1], row, n};
+        w[0] = (struct dg_product_rows){j->w[0], row, n, (int64_t)j->block * j->cpu->n_threads};
+        w[1] = (struct dg_product_rows){j->w[1], row, n, 0};
         *col = row;
         return 2;
     }
@@ -39,7 +39,8 @@ static int unit_rows(const struct linear_job *j, int64_t u, struct dg_product_ro
             continue;
         }
         int64_t row = u * j->block;
-        w[0] = (struct dg_product_rows){j->w[i], row, (int32_t)(n - row < j->block ? n - row : j->block)};
+        w[0] = (struct dg_product_rows){j->w[i], row, (int32_t)(n - row < j->block ? n - row : j->block),
+                                        (int64_t)j->block * j->cpu->n_threads};
         *col = base + row;
         return 1;
     }
@@ -49,9 +50,11 @@ static void linear_part(void *arg, int part, int n_parts) {
     (void)n_parts;
     struct linear_job *j = arg;
     const struct dg_gemm_kernels *k = &j->cpu->k.gemm;
-    int64_t block_bytes = dg_product_bytes(dg_cpu_kind(j->cpu), DG_PRODUCT_M, j->k);
+    const struct dg_gemm_kind *g = dg_cpu_kind(j->cpu);
+    int64_t block_bytes = dg_product_bytes(g, DG_PRODUCT_M, j->k);
     float *c = dg_product_c(j->cpu, part);
     bool half = j->y->dtype == DG_BF16;
+    dg_product_begin(j->cpu);
     for (int64_t u; (u = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed)) < j->units;) {
         struct dg_product_rows w[2];
         int64_t col;
@@ -61,17 +64,18 @@ static void linear_part(void *arg, int part, int n_parts) {
             dg_product(j->cpu, part, (const char *)j->x + m0 / DG_PRODUCT_M * block_bytes, m, j->k, w, n_w, c);
             for (int i = 0; i < m; i++)
                 if (j->glu)
-                    k->glu[half](c + i * DG_PRODUCT_N, c + i * DG_PRODUCT_N + dg_product_cols(w[0].n), w[0].n, at(j->y, m0 + i, col));
+                    k->glu[half](c + i * g->cols, c + i * g->cols + dg_product_cols(g, w[0].n), w[0].n, at(j->y, m0 + i, col));
                 else
-                    k->store[half](c + i * DG_PRODUCT_N, w[0].n, at(j->y, m0 + i, col));
+                    k->store[half](c + i * g->cols, w[0].n, at(j->y, m0 + i, col));
         }
     }
+    dg_product_end(j->cpu);
 }
 
 /* Units small enough that the last ones to end do not leave the other threads waiting for long. */
-static int32_t unit_block(int64_t n, int32_t most, int n_threads) {
+static int32_t unit_block(const struct dg_gemm_kind *g, int64_t n, int32_t most, int n_threads) {
     int64_t want = (n + 8 * n_threads - 1) / (8 * n_threads);
-    int32_t b = want < most ? dg_product_cols((int32_t)want) : most;
+    int32_t b = want < most ? dg_product_cols(g, (int32_t)want) : most;
     return b < most ? b : most;
 }
 
@@ -82,7 +86,8 @@ void dg_cpu_linear(struct dg_backend *be, const struct dg_plane *x, const struct
     int64_t n = 0;
     for (int i = 0; i < (j.glu ? 1 : n_w); i++)
         n += w[i]->n;
-    j.block = unit_block(n, j.glu ? DG_PRODUCT_N / 2 : DG_PRODUCT_N, c->n_threads);
+    int32_t cols = dg_cpu_kind(c)->cols;
+    j.block = unit_block(dg_cpu_kind(c), n, j.glu ? cols / 2 : cols, c->n_threads);
     for (int i = 0; i < (j.glu ? 1 : n_w); i++)
         j.units += (w[i]->n + j.block - 1) / j.block;
     j.x = dg_product_pack_plane(be, x);

@@ -6,9 +6,10 @@
 
 #define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
 #define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
-#define PANEL_PAD 16   /* elements between a panel's rows, so that they do not fall into the same sets */
+#define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
-static int64_t panel_row(const struct dg_gemm_kind *g) { return g->kc + PANEL_PAD; }
+/* Bytes of a panel's row. */
+static int64_t panel_row(const struct dg_gemm_kind *g) { return (int64_t)g->kc * g->elem + PANEL_PAD; }
 
 /* The register tiles of a block of m rows: as few as can be, of heights that differ by one at most, so that no tile is left with a single
  * row, which would wait for its own sums. */
@@ -23,7 +24,7 @@ static struct tiles tiles_of(const struct dg_gemm_kind *g, int m) {
 
 static int tile_first(const struct tiles *t, int i) { return i * t->height + (i < t->taller ? i : t->taller); }
 
-void dg_product_pack(const struct dg_gemm_kind *g, void *block, int m, int i, const void *src, enum dg_dtype t, int64_t k) {
+static void pack_row(const struct dg_gemm_kind *g, void *block, int m, int i, const void *src, enum dg_dtype t, int64_t k) {
     struct tiles all = tiles_of(g, m);
     int tall_rows = all.taller * (all.height + 1);
     int tile = i < tall_rows ? i / (all.height + 1) : all.taller + (i - tall_rows) / all.height;
@@ -36,6 +37,15 @@ void dg_product_pack(const struct dg_gemm_kind *g, void *block, int m, int i, co
     }
 }
 
+void dg_product_pack(const struct dg_gemm_kind *g, void *block, int m, int begin, int end, const void *const *src, enum dg_dtype t, int64_t k) {
+    for (int i = begin; i < end; i += g->group) {
+        if (g->pack_rows[t == DG_BF16])
+            g->pack_rows[t == DG_BF16](src + (i - begin), end - i < g->group ? end - i : g->group, k, (char *)block + dg_product_bytes(g, i, k));
+        else
+            pack_row(g, block, m, i, src[i - begin], t, k);
+    }
+}
+
 struct pack_job {
     const struct dg_gemm_kind *g;
     const struct dg_plane *x;
@@ -44,12 +54,17 @@ struct pack_job {
 
 static void pack_part(void *arg, int part, int n_parts) {
     struct pack_job *j = arg;
-    int64_t begin, end, block_bytes = dg_product_bytes(j->g, DG_PRODUCT_M, j->x->cols);
-    dg_pool_range(j->x->rows, 1, part, n_parts, &begin, &end);
-    for (int64_t i = begin; i < end; i++) {
-        int64_t b = i / DG_PRODUCT_M, left = j->x->rows - b * DG_PRODUCT_M;
-        dg_product_pack(j->g, j->dst + b * block_bytes, left < DG_PRODUCT_M ? (int)left : DG_PRODUCT_M, (int)(i % DG_PRODUCT_M),
-                        (const char *)j->x->data + i * j->x->ld * (int64_t)dg_dtype_bytes(j->x->dtype), j->x->dtype, j->x->cols);
+    const void *src[DG_PRODUCT_M];
+    int64_t begin, end, x_row = j->x->ld * (int64_t)dg_dtype_bytes(j->x->dtype);
+    dg_pool_range(j->x->rows, j->g->group, part, n_parts, &begin, &end);
+    for (int64_t i = begin; i < end;) {
+        int64_t b = i / DG_PRODUCT_M, first = b * DG_PRODUCT_M;
+        int m = j->x->rows - first < DG_PRODUCT_M ? (int)(j->x->rows - first) : DG_PRODUCT_M;
+        int r0 = (int)(i - first), r1 = end - first < m ? (int)(end - first) : m;
+        for (int r = r0; r < r1; r++)
+            src[r - r0] = (const char *)j->x->data + (first + r) * x_row;
+        dg_product_pack(j->g, j->dst + b * dg_product_bytes(j->g, DG_PRODUCT_M, j->x->cols), m, r0, r1, src, j->x->dtype, j->x->cols);
+        i = first + r1;
     }
 }
 
@@ -64,7 +79,7 @@ const void *dg_product_pack_plane(struct dg_backend *be, const struct dg_plane *
     return c->gemm.x;
 }
 
-float *dg_product_c(const struct dg_cpu *c, int part) { return c->gemm.c + (int64_t)part * DG_PRODUCT_M * DG_PRODUCT_N; }
+float *dg_product_c(const struct dg_cpu *c, int part) { return c->gemm.c + (int64_t)part * DG_PRODUCT_M * dg_cpu_kind(c)->cols; }
 
 void *dg_product_x(const struct dg_cpu *c, int part) { return (char *)c->gemm.x_own + part * c->gemm.x_own_bytes; }
 
@@ -72,7 +87,7 @@ void *dg_product_x(const struct dg_cpu *c, int part) { return (char *)c->gemm.x_
 static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *all, int i, const char *x, int64_t row_bytes, int64_t steps,
                             const void *const *w, float *c, bool add) {
     int first = tile_first(all, i);
-    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * DG_PRODUCT_N, DG_PRODUCT_N, add);
+    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * g->cols, g->cols, add);
 }
 
 /* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows. */
@@ -101,12 +116,12 @@ struct panel {
     const void *ready[DG_PRODUCT_N];
 };
 
-static int panel_rows(struct panel *p, const struct dg_product_rows *w, int n_w) {
+static int panel_rows(const struct dg_gemm_kind *g, struct panel *p, const struct dg_product_rows *w, int n_w) {
     int n = 0;
     for (int s = 0; s < n_w; s++) {
         int64_t row_bytes = dg_format_row_bytes(w[s].w->fmt, w[s].w->k);
         const uint8_t *first = dg_mat_row(w[s].w, w[s].row);
-        for (int r = 0; r < dg_product_cols(w[s].n); r++, n++) {
+        for (int r = 0; r < dg_product_cols(g, w[s].n); r++, n++) {
             p->mat[n] = w[s].w;
             p->row[n] = first + (r < w[s].n ? r : w[s].n - 1) * row_bytes;
         }
@@ -123,7 +138,7 @@ static void panel_chunk(const struct dg_gemm_kind *g, struct panel *p, int r0, i
         } else if (r > r0 && p->row[r] == p->row[r - 1]) {
             p->ready[r] = p->ready[r - 1];
         } else {
-            void *d = scratch + (r - r0) * panel_row(g) * g->elem;
+            void *d = scratch + (r - r0) * panel_row(g);
             g->decode[fmt](p->row[r], k, k0, n, d);
             p->ready[r] = d;
         }
@@ -138,7 +153,7 @@ static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n
         f[r] = dg_gemm_row_factor(p->mat[r]->fmt, p->mat[r]->data, p->row[r]);
     }
     for (int i = 0; any && i < m; i++)
-        cpu->k.gemm.scale(c + i * DG_PRODUCT_N, f, n);
+        cpu->k.gemm.scale(c + i * dg_cpu_kind(cpu)->cols, f, n);
 }
 
 /* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. */
@@ -153,7 +168,11 @@ static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, 
 void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, int64_t k, const struct dg_product_rows *w, int n_w, float *c) {
     const struct dg_gemm_kind *g = dg_cpu_kind(cpu);
     struct panel p;
-    int n = panel_rows(&p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : DG_PRODUCT_N;
+    if (g->tiles) {
+        dg_product_tiles(cpu, part, block, m, k, w, n_w, c);
+        return;
+    }
+    int n = panel_rows(g, &p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : g->cols;
     char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
     for (int r = 0; r < n; r += group) {
         int r1 = n - r < group ? n : r + group;
@@ -174,18 +193,18 @@ enum dg_status dg_cpu_gemm_reserve(const struct dg_cpu *c, const struct dg_reser
     size_t threads = (size_t)c->n_threads, rows = (size_t)want->rows, pairs = rows * (size_t)want->topk;
     int64_t widest = want->hidden > want->moe ? want->hidden : want->moe;
     size_t blocks = (rows + DG_PRODUCT_M - 1) / DG_PRODUCT_M, own_rows = rows < DG_PRODUCT_M ? rows : DG_PRODUCT_M;
-    out->panel_bytes = (int64_t)DG_PRODUCT_N * panel_row(g) * g->elem;
+    out->panel_bytes = g->tiles ? dg_product_tiles_scratch() : g->cols * panel_row(g);
     out->x_own_bytes = (dg_product_bytes(g, (int64_t)own_rows, widest) + 63) & ~63;
-    out->x = dg_calloc(blocks * (blocks > 1 ? DG_PRODUCT_M : own_rows), (size_t)dg_product_bytes(g, 1, want->k_max));
+    out->x = dg_calloc(blocks, (size_t)dg_product_bytes(g, (int64_t)own_rows, want->k_max));
     out->panel = dg_calloc(threads, (size_t)out->panel_bytes);
-    out->c = dg_calloc(threads, DG_PRODUCT_M * DG_PRODUCT_N * sizeof *out->c);
+    out->c = dg_calloc(threads, DG_PRODUCT_M * (size_t)g->cols * sizeof *out->c);
     out->x_own = dg_calloc(threads, (size_t)out->x_own_bytes);
     out->bucket = dg_calloc((size_t)want->experts + 1, sizeof *out->bucket);
     out->unit = dg_calloc((size_t)want->experts + 1, sizeof *out->unit);
     out->pair = dg_calloc(pairs, sizeof *out->pair);
     out->pair_h = dg_calloc(pairs, (size_t)want->moe * sizeof(float));
     out->pair_y = dg_calloc(pairs, (size_t)want->hidden * sizeof *out->pair_y);
-    out->vocab_blocks = (c->vocab + DG_HEAD_BLOCK - 1) / DG_HEAD_BLOCK;
+    out->vocab_blocks = (c->vocab + dg_head_block(c) - 1) / dg_head_block(c);
     out->head = dg_calloc(rows, (size_t)out->vocab_blocks * sizeof *out->head);
     if (out->x && out->panel && out->c && out->x_own && out->bucket && out->unit && out->pair && out->pair_h && out->pair_y && out->head)
         return DG_OK;

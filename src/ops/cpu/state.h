@@ -20,7 +20,7 @@ struct dg_cpu_rows {
 struct dg_cpu_gemm {
     void *x;             /* packed rows of x, shared */
     void *panel;         /* [threads]: decoded weights */
-    float *c;            /* [threads][DG_PRODUCT_M][DG_PRODUCT_N] */
+    float *c;            /* [threads][DG_PRODUCT_M][the level's columns of a panel] */
     void *x_own;         /* [threads]: an expert's packed rows */
     int64_t panel_bytes, x_own_bytes;
     int32_t *bucket;     /* [experts + 1] first pair of each expert */
@@ -32,7 +32,7 @@ struct dg_cpu_gemm {
     int64_t vocab_blocks;
 };
 
-#define DG_HEAD_BLOCK 240 /* columns of the vocabulary whose statistics are taken together */
+#define DG_HEAD_BLOCK 256 /* columns of the vocabulary whose statistics are taken together, rounded down to whole panels */
 
 struct dg_cpu {
     struct dg_ops ops;
@@ -46,6 +46,8 @@ struct dg_cpu {
 
 /* The arithmetic of the backend's planes. */
 static inline const struct dg_gemm_kind *dg_cpu_kind(const struct dg_cpu *c) { return &c->k.gemm.kind[c->ops.act == DG_BF16]; }
+
+static inline int64_t dg_head_block(const struct dg_cpu *c) { return DG_HEAD_BLOCK / dg_cpu_kind(c)->cols * dg_cpu_kind(c)->cols; }
 
 /* Each sizes its part of the scratch for `want` (all figures at least those of any call before) into *out, which is empty, and touches
  * nothing else: the old part goes when all of the new is there. The _free functions take a zeroed or half-filled part. */

@@ -385,7 +385,7 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
     dg_cuda_hopper_choose(cu, opts);
-    cu->ops.chunk = cu->hopper & DG_CUDA_H_EXPERTS ? DG_CUDA_CHUNK : DG_CUDA_CHUNK / 3;
+    cu->ops.chunk = cu->hopper & DG_CUDA_H_EXPERTS ? DG_CUDA_CHUNK : DG_CUDA_CHUNK / 2;
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);
     DG_GO(dg_backend_status(be, err));

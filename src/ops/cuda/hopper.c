@@ -269,7 +269,7 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
     unsigned blocks = (unsigned)cu->n_sm;
     if (!gate_up->reordered || !down->reordered)
         return false;
-    bool many = pairs > 32 * gate_up->e && DGC_MOE_DOWN_MANY(moe) <= DGC_SHARED_SM90;
+    bool many = pairs > 32 * gate_up->e && hidden % 256 == 0 && DGC_MOE_DOWN_MANY(moe) <= DGC_SHARED_SM90;
     struct dgc_moe_plan_args p = {routing->expert, cu->s.plan.pair, cu->s.plan.n_tiles, cu->s.moe_entry, dg_cuda_plane(x), cu->s.moe_x,
                                   pairs, gate_up->e, many ? DGC_MOE_MANY : DGC_MOE_FEW, x->rows, hidden};
     dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
@@ -277,8 +277,8 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
                               hidden, moe, routing->k, globals(gate_up)};
     struct dgc_moe_args dn = {(const uint8_t *)(uintptr_t)down->dev, cu->s.h, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair,
                               cu->s.pair_y, moe, hidden, 0, globals(down)};
-    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n128}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n128}};
-    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n128}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n128}};
+    static const enum dg_cuda_kernel ups[2][2] = {{DGC_K_moe_up_n24, DGC_K_moe_up_n64}, {DGC_K_moe_up_nv_n24, DGC_K_moe_up_nv_n64}};
+    static const enum dg_cuda_kernel downs[2][2] = {{DGC_K_moe_down_n24, DGC_K_moe_down_n64}, {DGC_K_moe_down_nv_n24, DGC_K_moe_down_nv_n64}};
     bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
     dgc_launch_moe(be, ups[nv][many], blocks, 1, many ? DGC_MOE_UP_MANY : (unsigned)DGC_MOE_UP_FEW(hidden), &up);
     dgc_launch_moe(be, downs[nv][many], blocks, 1, (unsigned)(many ? DGC_MOE_DOWN_MANY(moe) : DGC_MOE_DOWN_FEW(moe)), &dn);

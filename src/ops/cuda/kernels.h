@@ -49,7 +49,7 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
 #define DGC_MOE_FEW 24       /* tokens of one expert that a pass of the Hopper expert kernels takes: while experts have few, */
-#define DGC_MOE_MANY 128     /* and when they have many. Same sums, bit for bit. */
+#define DGC_MOE_MANY 64      /* and when they have many. Same sums, bit for bit. */
 #define DGC_MOE_EXPERTS 256  /* most experts they serve */
 #define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
@@ -281,11 +281,10 @@ struct dgc_moe_repack_nv_args {
 };
 
 struct dgc_moe_entry {
-    int32_t expert, slot, n, before; /* before: weight of the entries before it */
+    int32_t expert, slot, n, pad;
 };
 
-/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax, and one behind them with their weight; xp: [rows][k],
- * x permuted. 64 | k.
+/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax; xp: [rows][k], x permuted. 64 | k.
  * Grid: 1 + ceil(rows * k / 8 / 1024). */
 struct dgc_moe_plan_args {
     const int32_t *expert;
@@ -296,8 +295,8 @@ struct dgc_moe_plan_args {
     int32_t pairs, experts, nmax, rows, k;
 };
 
-/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows.
- * Grid: any number of blocks, best one a multiprocessor. */
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with
+ * DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
 struct dgc_moe_args {
     const uint8_t *w;
     const uint16_t *x;
@@ -309,9 +308,9 @@ struct dgc_moe_args {
 };
 /* dynamic shared memory */
 #define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
-#define DGC_MOE_UP_MANY 223408
+#define DGC_MOE_UP_MANY 221232
 #define DGC_MOE_DOWN_FEW(k) (2 * ((k) / 64 * 3072 + 16 * (((k) + 255) / 256) + 96) + 164096)
-#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 16384 + 16 * (((k) + 255) / 256) + 46736)
+#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 8192 + 16 * (((k) + 255) / 256) + 123520)
 
 /* 32 | hidden, 4 | ldy, y and d at multiples of 16 and 128 bytes; d is undefined afterwards. Grid: rows x ceil(hidden / 4 / 352). */
 struct dgc_moe_sum_args {
@@ -561,13 +560,13 @@ struct dgc_top_values_args {
     K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
     K(moe_repack_nv, moe_repack_nv, experts_sm90a, 512, 0)          \
     K(moe_up_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
-    K(moe_up_nv_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
+    K(moe_up_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
     K(moe_down_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
-    K(moe_down_nv_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
+    K(moe_down_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
     K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
-    K(moe_up_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90)   \
+    K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
     K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
-    K(moe_down_n128, moe, experts_many_sm90a, 512, DGC_SHARED_SM90) \
+    K(moe_down_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
     K(moe_sum, moe_sum, experts_sm90a, 352, 0)                      \
     K(gemm_128x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))    \
     K(gemm_64x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))      \

@@ -10,7 +10,7 @@
 #define DG_CUDA_MARKS 64
 #define DG_CUDA_STAGE_BYTES ((size_t)16 << 20) /* one pinned staging buffer */
 #define DG_CUDA_STAGES 6 /* a pass writes its ids and rotation tables, and those of the next must not wait for it to end */
-#define DG_CUDA_CHUNK 3072 /* rows of a prefill call: three of the usual ring's four thousand slots, beside a window */
+#define DG_CUDA_CHUNK 2048 /* rows of a prefill call: half of the usual ring, beside a window; 0.4 GiB of planes and scratch */
 #define DG_CUDA_HD_MAX 512
 #define DG_CUDA_KEY_MAX 128
 

@@ -20,7 +20,10 @@ template <int N> DGC_FN void dg_hold(float (&d)[N]) {
     for (int i = 0; i < N; i++)
         asm volatile("" : "+f"(d[i])::"memory");
 }
-template <int THREADS> DGC_FN void dg_sync_some(int id) { asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory"); }
+template <int THREADS> DGC_FN void dg_sync_some(int id) {
+    __syncwarp(); /* a warp that comes in pieces would be counted once for each */
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
 
 DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
     dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
