@@ -59,7 +59,7 @@ CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $
 CUDA_GEN_90A := -gencode arch=compute_90a,code=sm_90a
 LIB_OBJ += $(B)/cuda/images.o
 
-.PHONY: all tests test test-long test-sanitize emulated test-emulated bench bench-pack clean help cuda cuda-kernels FORCE
+.PHONY: all gpu-check tests test test-long test-sanitize emulated test-emulated bench bench-pack clean help cuda cuda-kernels FORCE
 all: $(B)/diffgemma
 
 help:
@@ -71,6 +71,7 @@ help:
 	@echo "make bench        measure; CSV on stdout with the command beside each row"
 	@echo "make bench-pack   build/bench-pack.tar.gz: all of the CPU's figures on another machine, with one command"
 	@echo "make cuda         the same with CUDA kernels (nvcc); CUDA_ARCHS=\"90a\" CUDA_PTX= chooses targets"
+	@echo "make gpu-check    kernels for this machine's GPU, and every check that needs one"
 	@echo "make clean        remove build/"
 
 $(B)/libdiffgemma.a: $(LIB_OBJ)
@@ -219,6 +220,14 @@ bench-pack: $(PACK_BIN)
 	cp -r models/mini $(PACK)/mini
 	cp bench/machine.sh $(PACK)
 	tar -C $(B) -czf $(PACK).tar.gz bench-pack && rm -rf $(PACK)
+
+# The kernels for this machine's GPU (by nvcc where it is, else at run time), then every check that needs one.
+GPU_CC = $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | head -n 1 | tr -d .)
+GPU_ARCH = $(if $(and $(filter file,$(origin CUDA_ARCHS)),$(GPU_CC)),CUDA_ARCHS=$(if $(filter 90,$(GPU_CC)),90a,$(GPU_CC)) CUDA_PTX=)
+gpu-check:
+	$(MAKE) $(if $(shell command -v $(NVCC) 2>/dev/null),cuda $(GPU_ARCH),all)
+	$(MAKE) $(addprefix $(B)/tests/,cuda_ops oracle_parity turn_oracle) $(GPU_ARCH)
+	tests/gpu_check.sh $(B)
 
 clean:
 	rm -rf build

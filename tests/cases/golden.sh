@@ -21,6 +21,13 @@ else
     echo "not ok - golden: $(grep -m 1 DIFFERS "$tmp/out" || tail -n 1 "$tmp/err")"
 fi
 
+# a backend without a table of its own: ref's tokens and ends, and the same cache in two runs
+if "$dg" golden --backend cpu --exact --case medium "$file" >"$tmp/out" 2>/dev/null && grep -q '^medium  *same (.*, a second run too)$' "$tmp/out"; then
+    echo "ok - medium on the CPU backend, twice"
+else
+    echo "not ok - medium on the CPU backend: $(head -n 2 "$tmp/out")"
+fi
+
 # a changed digit of the cache's hash, and of a token
 for what in 's/"kv": "./"kv": "x/' 's/\[$/[ 1,/'; do
     sed "$what" "$file" >"$tmp/changed.json"

@@ -18,6 +18,13 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
+/* The run-time compiler takes no attribute behind a struct. */
+#ifdef __cplusplus
+#define DGC_ALIGNED(n) alignas(n)
+#else
+#define DGC_ALIGNED(n) __attribute__((aligned(n)))
+#endif
+
 /* enum dg_dtype and enum dg_format as the device knows them; backend.c checks that they agree. */
 enum { DGC_F32, DGC_BF16, DGC_F16, DGC_I32 };
 enum { DGC_FMT_BF16, DGC_FMT_F16, DGC_FMT_F32, DGC_FMT_Q4, DGC_FMT_Q6, DGC_FMT_Q8, DGC_FMT_NVFP4 };
@@ -227,9 +234,9 @@ struct dgc_experts_sum_args {
 };
 
 /* A tensor map as the driver writes it. */
-struct dgc_tmap {
+struct DGC_ALIGNED(64) dgc_tmap {
     uint64_t v[16];
-} __attribute__((aligned(64)));
+};
 
 /* The Hopper products (gemm_sm90a.cu): y[m][..] = x[m] . the rows of up to three bf16 matrices side by side. Maps: bf16, 128-byte swizzle; of
  * w {k, n} with boxes {64, BW}, with GLU of gate and up with boxes {64, 8}; of x {k, rows} with boxes {64, BT}. n: rows of each matrix,

@@ -324,8 +324,10 @@ DGC_KERNEL(moe_plan, moe_plan, 1024) {
         base[tid] = sum - total;
         if (tid == 255)
             *a.n_entries = b;
-        for (int i = 0; i < n_ent; i++)
-            a.entries[b - n_ent + i] = (struct dgc_moe_entry){tid, sum - total + i * nmax, min(nmax, total - i * nmax), 0};
+        for (int i = 0; i < n_ent; i++) {
+            const struct dgc_moe_entry e = {tid, sum - total + i * nmax, min(nmax, total - i * nmax), 0};
+            a.entries[b - n_ent + i] = e;
+        }
     }
     __syncthreads();
     for (int p0 = begin; p0 < end; p0 += 32) {
