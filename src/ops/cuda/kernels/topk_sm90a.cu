@@ -61,7 +61,8 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
     /* a pair of warpgroups, or the warp that fills its ring */
     int pair = wg < 4 ? wg >> 1 : (int)(threadIdx.x >> 5) & 1;
     unsigned rings = dg_smem(dg_dyn) + QUERIES, bars = rings + 2 * STAGES * STAGE;
-    unsigned ring = rings + pair * STAGES * STAGE, full = bars + pair * STAGES * 8, empty = full + 2 * STAGES * 8;
+    unsigned ring = rings + pair * (STAGES * STAGE), full = bars + pair * (STAGES * 8);
+#define EMPTY (full + 2 * STAGES * 8)
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * STAGES; i++) {
             dg_bar_init(bars + i * 8, 1);
@@ -80,29 +81,31 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         return;
 
     if (wg == 4) {
+        dg_regs_less<24>();
         if (lane == 0 && threadIdx.x < CONSUMERS + 64)
             for (int j = 0; j < (tiles + 1 - pair) / 2 * STEPS; j++) {
                 int s = j % STAGES, tile = first + 2 * (j / STEPS) + pair;
-                dg_bar_wait(empty + s * 8, (j / STAGES & 1) ^ 1);
+                dg_bar_wait(EMPTY + s * 8, (j / STAGES & 1) ^ 1);
                 dg_bar_expect(full + s * 8, STAGE);
                 copy_keys(ring + s * STAGE, &a.k, kvh * HD + j % STEPS * 64, tile * TILE, full + s * 8);
             }
         return;
     }
+    dg_regs_more<112>();
     load_queries(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
     asm volatile("bar.sync 1, 512;" ::: "memory");
 
-    int strip = wg & 1, c = lane & 3, row0 = strip * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
-    int seen[2];
-    int64_t at = ((int64_t)kvh * units + u0 + row0) * f.pitch;
+    int strip = wg & 1, row0 = strip * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    int seen[2], live = u_end - u0 - row0;
+    int at = (kvh * units + u0 + row0) * (int)f.pitch + first * TILE; /* the scratch holds fewer than 2^31 scores */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int u = u0 + row0 + 8 * r;
         int64_t end = 0;
         if (u < u_end)
             dgc_visible(f.prm, f.causal, f.kv.window, f.row0 + u / group, &lo, &end);
-        seen[r] = (int)end;
+        seen[r] = (int)end - first * TILE; /* of this share */
     }
     unsigned q = dg_desc_sw128(dg_smem(dg_dyn) + strip * 64 * 128);
     float acc[64];
@@ -110,8 +113,9 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
     for (int i = 0; i < 64; i++)
         acc[i] = 0.0f;
     int s = 0, phase = 0;
+#pragma unroll 1
     for (int i = pair; i < tiles; i += 2) {
-        int prev = -1;
+#pragma unroll 1
         for (int k = 0; k < STEPS; k++) {
             dg_bar_wait(full + s * 8, phase);
             unsigned qk = q + k * (TILE * 128 / 16), keys = dg_desc_sw128(ring + s * STAGE);
@@ -121,9 +125,8 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
                 wgmma_n128(acc, qk + 2 * t, keys + 2 * t, k + t > 0);
             dg_wgmma_commit();
             dg_wgmma_wait<1>();
-            if (prev >= 0 && lane == 0)
-                dg_bar_arrive(empty + prev * 8);
-            prev = s;
+            if (k > 0 && lane == 0)
+                dg_bar_arrive(EMPTY + (s ? s - 1 : STAGES - 1) * 8);
             if (++s == STAGES) {
                 s = 0;
                 phase ^= 1;
@@ -134,9 +137,9 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         for (int n = 0; n < 64; n++)
             asm volatile("" : "+f"(acc[n])::"memory");
         if (lane == 0)
-            dg_bar_arrive(empty + prev * 8);
+            dg_bar_arrive(EMPTY + (s ? s - 1 : STAGES - 1) * 8);
 
-        int t0 = (first + i) * TILE;
+        int t0 = i * TILE;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             float mine = 0.0f;
@@ -147,12 +150,12 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
                 for (int n = 0; n < 8; n++)
                     v[n] = acc[(g * 4 + (n >> 1)) * 4 + 2 * r + (n & 1)];
                 float most = dgc_top_most(v, seen[r] - t0 - g * 32);
-                mine = c == g ? most : mine;
-                if (seen[r])
-                    dgc_top_store(f.score + at + 8 * r * f.pitch + t0 + g * 32, v);
+                mine = ((int)threadIdx.x & 3) == g ? most : mine;
+                if (8 * r < live)
+                    dgc_top_store(f.score + (at + 8 * r * (int)f.pitch + t0 + g * 32), v);
             }
-            if (seen[r])
-                f.most[((at + 8 * r * f.pitch + t0) >> 5) + c] = mine;
+            if (8 * r < live)
+                f.most[((at + 8 * r * (int)f.pitch + t0) >> 5) + ((int)threadIdx.x & 3)] = mine;
         }
     }
 }
