@@ -80,10 +80,10 @@ fi
 check "golden, f32 planes" 'same .*a second run too' "$dg" golden -m models/mini --backend cuda --exact
 start "golden, bf16 planes" "$dg" golden -m models/mini --backend cuda
 ran=$(grep -cE ' (same|DIFFERS) ' "$log") same=$(grep -c ' same ' "$log") settled=0
-for name in short medium thinking tool_turn kv_f32_exact small_chunks; do # answers, whose tokens the model is sure of
+for name in short thinking tool_turn kv_f32_exact small_chunks; do # answers, whose tokens the model is sure of; the others are stories
     grep -q "^$name  *same " "$log" && settled=$((settled + 1))
 done
-if [ $status -le 1 ] && [ "$ran" -ge 14 ] && [ $settled -eq 6 ] && ! grep -q 'NOT THE SAME' "$log"; then
+if [ $status -le 1 ] && [ "$ran" -ge 14 ] && [ $settled -eq 5 ] && ! grep -q 'NOT THE SAME' "$log"; then
     row "golden, bf16 planes" ok "$took" "$ran cases twice, each the same both times; $same of them as with the reference"
 else
     row "golden, bf16 planes" FAIL "$took" "status $status: $(grep -m 1 -E 'NOT THE SAME|diffgemma golden|DIFFERS' "$log" || tail -n 1 "$log")"

@@ -196,7 +196,7 @@ DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *giv
                 give[n * 128 + t] = make_float4(acc[4 * (16 * side + n)], acc[4 * (16 * side + n) + 1], acc[4 * (16 * side + n) + 2],
                                                 acc[4 * (16 * side + n) + 3]);
     give[16 * 128 + t] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
-    __syncthreads();
+    dg_sync_some<256>(1);
     float4 o = take[16 * 128 + t];
     float other_max[2] = {o.x, o.y}, other_sum[2] = {o.z, o.w}, mine[2], theirs[2];
 #pragma unroll
@@ -253,8 +253,6 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
             b.first = first(w);
             fill<1>(a, b, ring_of(w), kvh);
         }
-        __syncwarp();
-        __syncthreads(); /* where the others meet: racecheck takes a barrier of some of a block's warps for none */
         return;
     }
     dg_regs_more<232>();
