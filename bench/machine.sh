@@ -46,7 +46,10 @@ CPUS=${CPUS:-$(allowed | head -n 2 | paste -sd, -)}
 threads=$(echo "$CPUS" | tr , '\n' | grep -c .)
 tmp=$(mktemp -d) || exit 2
 pack=$(mktemp -d -p /dev/shm 2>/dev/null || mktemp -d) || exit 2
-trap 'rm -rf "$tmp" "$pack"' EXIT INT TERM
+synth=
+trap '[ -z "$synth" ] || kill "$synth" 2>/dev/null; rm -rf "$tmp" "$pack"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 failed=
 begin() { start=$(date +%s%N); echo "== $*"; }
 end() { # NAME STATUS
@@ -78,6 +81,7 @@ if [ "${STEP:-1}" != 0 ]; then
     begin "drawing weights"
     wait $synth
     end synth $?
+    synth=
     cat "$tmp/synth"
 fi
 

@@ -138,7 +138,7 @@ if [ -z "$sanitizer" ] || [ -n "$DG_QUICK" ]; then
     row "memcheck of small ops" SKIP 0 "${DG_QUICK:+left out; }${sanitizer:-no compute-sanitizer}"
 else
     start "memcheck of small ops" "$sanitizer" --tool memcheck "$ops" --bf16 --small
-    if grep -q 'ERROR SUMMARY: 0 errors' "$log"; then
+    if [ "$status" -eq 0 ] && grep -q 'ERROR SUMMARY: 0 errors' "$log" && grep -q ' 0 failed' "$log"; then
         row "memcheck of small ops" ok "$took" "0 errors"
     else
         row "memcheck of small ops" FAIL "$took" "$(grep -m 1 -E 'Invalid|ERROR SUMMARY' "$log" || tail -n 1 "$log")"

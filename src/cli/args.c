@@ -63,6 +63,8 @@ static bool parse_size(const char *s, size_t *out) {
         v += (s[whole + 1 + i] - '0') * (digit /= 10);
     for (int64_t i = (at - letters) / 2; i >= 0; i--)
         v *= 1024;
+    if (!(v >= 1 && v <= 0x1p60))
+        return false;
     *out = (size_t)v;
     return v >= 1 && v <= (double)((size_t)1 << 60);
 }

@@ -285,8 +285,11 @@ static enum dg_status open_synth(struct dg_bench_rig *b, struct dg_error *err) {
         enum dg_status st = draw_on_device(b, either ? &why : err);
         if (st == DG_OK || !either)
             return st;
-        if (st != DG_E_BACKEND)
-            return DG_FAIL(err, st, "%s", dg_error_text(&why));
+        if (st != DG_E_BACKEND) {
+            DG_FAIL(err, st, "%s", dg_error_text(&why));
+            dg_error_clear(&why);
+            return st;
+        }
         fprintf(stderr, "diffgemma bench: not on a GPU: %s\n", dg_error_text(&why));
         dg_error_clear(&why);
         a.backend = "cpu";

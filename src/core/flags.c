@@ -55,7 +55,7 @@ static const struct flag table[] = {
     {"FAST_PREFILL", FLAG_ENUM, AT(fast_prefill), 0, 0, "auto|0|1", DG_FAST_PREFILL_AUTO, "",
      "planes of a prompt: auto = f32 up to 256 tokens, else bf16; 0 = f32, 1 = bf16; later tokens bf16; unset = as all else"},
     {"FAST_PREFILL_MAX", FLAG_INT, AT(fast_prefill_max), 0, 1 << 24, "0..16777216", 0, "0",
-     "with FAST_PREFILL: a prompt, or what is added to one, of more tokens takes f32 planes; 0 = any may take bf16"},
+     "with FAST_PREFILL: more tokens at once take f32 planes, but for a whole prompt under 1; 0 = no limit"},
     {"KV_RING", FLAG_POW2, AT(kv_ring), 16, 1 << 24, "16..16777216, a power of two", 0, "4096",
      "positions a sliding layer's cache holds (at least window-1 + canvas)"},
     BOOL("KV_Q8", kv_q8, "0", "KV cache in 8 bits where --kv is not given: half the memory, less exact"),

@@ -254,7 +254,8 @@ struct dg_backend {
 
 /* DG_OK, or the first failure since the last call, which is then cleared. */
 enum dg_status dg_backend_status(struct dg_backend *be, struct dg_error *err) DG_MUST_CHECK;
-/* Sizes the scratch for these figures and all given before. On failure (DG_E_NOMEM) the scratch is what it was. */
+/* Sizes the scratch for these figures and all given before. On failure (DG_E_NOMEM) the scratch is what it was, or,
+ * where not even that can be had any more, every op fails. */
 enum dg_status dg_backend_reserve(struct dg_backend *be, const struct dg_reserve *r, struct dg_error *err) DG_MUST_CHECK;
 void dg_backend_destroy(struct dg_backend *be); /* NULL is allowed */
 /* Records a failure unless one is there. */

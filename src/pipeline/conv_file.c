@@ -173,6 +173,8 @@ static enum dg_status check_head(const struct dg_conversations *c, FILE *f, cons
     const struct dg_kv *kv = &c->planes->kv;
     struct head want = head_of(c, kv);
     struct stat sb;
+    if (c->opts.prefill != DG_PREFILL_ONE_PATH)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "a saved conversation cannot go on with prompts in two precisions (DGQ_FAST_PREFILL)");
     if (memcmp(h->magic, want.magic, sizeof h->magic) != 0)
         return DG_FAIL(err, DG_E_FORMAT, "%s is no saved conversation of this version", path);
     if (h->model != want.model)

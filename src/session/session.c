@@ -77,7 +77,7 @@ static enum dg_status check_memory(const struct dg_session *s, int32_t rows, str
     if (!s->be->ops->host_memory)
         return DG_OK;
     size_t kv = dg_kv_bytes(s->cfg, o->ctx, o->ring, rows, o->kv), planes = o->planes ? 0 : dg_planes_bytes(s->be, rows);
-    if (s->other.be && !o->planes)
+    if (s->other.be && !o->other.planes)
         planes += dg_planes_bytes_prefill(s->other.be, s->other.be->ops->act, rows);
     uint64_t room = dg_mem_available();
     if (kv + planes <= room)
@@ -193,7 +193,7 @@ void dg_session_destroy(struct dg_session *s) {
         dg_planes_deinit(s->planes, s->be);
         dg_free(s->planes);
     }
-    if (!s->opts.planes && s->other.planes) {
+    if (!s->opts.other.planes && s->other.planes) {
         dg_planes_deinit(s->other.planes, s->other.be);
         dg_free(s->other.planes);
     }

@@ -89,7 +89,7 @@ case $DG_BUILD in
 esac
 
 case $DG_BUILD in
-*asan* | *tsan* | *ubsan*) ;;
+*asan* | *tsan* | *ubsan*) echo "ok - highest of long rows # SKIP the emulator carries no sanitizer" ;;
 *) "$DG_BUILD/tests/cuda_top_rows" || [ $? -eq 1 ] || echo "not ok - highest of long rows: ended with a signal" ;;
 esac
 

@@ -135,6 +135,7 @@ static enum dg_status cpu_twin(struct dg_backend *be, enum dg_dtype act, struct 
 enum dg_status dg_cpu_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cpu_opts *opts, struct dg_error *err) {
     bool bf16 = opts->planes == DG_CPU_PLANES_BF16 || (opts->planes == DG_CPU_PLANES_AUTO && dg_cpu_level_bf16(opts->cap));
     struct dg_backend *be;
+    *out = NULL;
     DG_TRY(create(&be, model, opts->cap, bf16 ? DG_BF16 : DG_F32, err));
     enum dg_status st = dg_pool_create(&be->pool, opts->threads, err);
     if (st != DG_OK) {

@@ -101,8 +101,8 @@ void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p) {
     if (cu->capturing || (cu->params_known && memcmp(&cu->params, &p, sizeof p) == 0))
         return;
     cu->params = p;
-    cu->params_known = true;
     dgc_launch_set_params(be, DGC_K_set_params, 1, 1, 0, &(struct dgc_set_params_args){cu->dev_params, p});
+    cu->params_known = be->error.code == DG_OK; /* behind a failure nothing was launched */
 }
 
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
@@ -242,6 +242,8 @@ static enum dg_status check_shape(const struct dg_config *c, struct dg_error *er
                            DG_CUDA_HD_MAX);
     if (c->experts > DGC_PLAN_COUNTERS)
         return DG_FAIL(err, DG_E_UNSUPPORTED, "%d experts a layer; the CUDA kernels go up to %d", c->experts, DGC_PLAN_COUNTERS);
+    if (c->vocab > DGC_SOFT_VOCAB)
+        return DG_FAIL(err, DG_E_UNSUPPORTED, "a vocabulary of %d; the CUDA kernels go up to %d", c->vocab, DGC_SOFT_VOCAB);
     return DG_OK;
 }
 

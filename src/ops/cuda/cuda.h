@@ -51,8 +51,8 @@ struct dg_cuda_opts {
     void *progress_ctx;
 };
 
-/* Sets kernels, use and tune from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head"; each of them
- * may have split=N and split_full=N (struct dg_cuda_tune) and "compile" in the list or behind "auto,". False for anything else. */
+/* Sets kernels, use, tune and compile from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". The
+ * list, or "auto" with a comma behind it, may go on with split=N, split_full=N (struct dg_cuda_tune) and "compile". False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;
@@ -83,7 +83,7 @@ struct dg_cuda_random {
 enum dg_status dg_cuda_create_random(struct dg_backend **out, const struct dg_cuda_random *shape, const struct dg_cuda_opts *opts,
                                      struct dg_error *err) DG_MUST_CHECK;
 
-/* Device name, compute capability, memory, and the kernels chosen, in one line. Borrowed from the backend. */
+/* Device name, compute capability, memory, kind of planes and what is streamed, in one line. Borrowed from the backend. */
 const char *dg_cuda_describe(const struct dg_backend *be);
 /* Bytes of experts that are copied from host memory in each pass, and of how many layers; layers may be NULL. */
 size_t dg_cuda_streamed(const struct dg_backend *be, int32_t *layers);

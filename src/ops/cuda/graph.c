@@ -14,7 +14,15 @@ enum dg_status dg_cuda_graph_begin(struct dg_backend *be, struct dg_error *err) 
         cu->capturing = true;
         dg_cuda_feed_record(be);
     }
-    return dg_backend_status(be, err);
+    enum dg_status st = dg_backend_status(be, err);
+    if (st != DG_OK && cu->capturing) { /* nobody ends a recording that did not begin */
+        dg_cu_graph graph = NULL;
+        cu->d.capture_end(cu->stream, &graph);
+        if (graph)
+            cu->d.graph_destroy(graph);
+        cu->capturing = false;
+    }
+    return st;
 }
 
 enum dg_status dg_cuda_graph_end(struct dg_backend *be, struct dg_cuda_graph **out, struct dg_error *err) {

@@ -153,7 +153,7 @@ int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer 
 
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
     const struct dgc_kv *kv = &a->kv;
-    bool canvas = !a->causal && kv->window && kv->hd == 256;
+    bool canvas = !a->causal && kv->window && kv->hd == 256 && !dg_cuda_of(be)->tune.split; /* parts were asked for */
     int32_t hd = kv->hd, rows = canvas ? DGC_FLASH_ROWS_CANVAS : DGC_FLASH_ROWS_SM90(hd);
     struct dgc_flash_sm90_args t = {.f = *a};
     int64_t cols = (int64_t)kv->kv_heads * hd;

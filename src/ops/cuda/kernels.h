@@ -365,7 +365,8 @@ struct dgc_soft_pick_args {
     int32_t vocab;
     const float *tile_max; /* of the statistics, or NULL */
 };
-#define DGC_SOFT_PICK_SHARED ((1 << 21) / DGC_STATS_TILE * 2)
+#define DGC_SOFT_VOCAB (1 << 21) /* most ids of soft_pick */
+#define DGC_SOFT_PICK_SHARED (DGC_SOFT_VOCAB / DGC_STATS_TILE * 2)
 
 /* part[row][range][cols] = sum of p * embed[id] over an eighth of the list; or y of a row with few survivors. Grid: rows x ranges. */
 struct dgc_soft_gather_args {

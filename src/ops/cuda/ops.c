@@ -500,16 +500,12 @@ size_t dg_cuda_scratch_bytes(const struct dg_backend *be, const struct dg_reserv
     return sum;
 }
 
-enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+static enum dg_status scratch_for(struct dg_backend *be, const struct dg_reserve *c, struct dg_error *err) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dg_reserve c = larger(cu->cap, want);
-    if (c.rows == cu->cap.rows && c.ctx == cu->cap.ctx && c.topk == cu->cap.topk && c.experts == cu->cap.experts && c.moe == cu->cap.moe &&
-        c.hidden == cu->cap.hidden)
-        return DG_OK; /* what is recorded of other sessions stays */
     struct block b[BLOCKS_MAX];
     dg_cuda_scratch_free(be);
     memset(&cu->cap, 0, sizeof cu->cap);
-    for (int i = 0, n = blocks_for(cu, &cu->s, &c, b); i < n; i++) {
+    for (int i = 0, n = blocks_for(cu, &cu->s, c, b); i < n; i++) {
         void *p = dg_cuda_alloc_raw(be, b[i].bytes, "scratch");
         memcpy(b[i].at, &p, sizeof p);
     }
@@ -517,6 +513,24 @@ enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *w
     if (st != DG_OK)
         dg_cuda_scratch_free(be);
     else
-        cu->cap = c;
+        cu->cap = *c;
+    return st;
+}
+
+/* There is no room for old and new at once; what was there before fits again where the new does not. */
+enum dg_status dg_cuda_reserve(struct dg_backend *be, const struct dg_reserve *want, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dg_reserve had = cu->cap, c = larger(had, want);
+    if (c.rows == cu->cap.rows && c.ctx == cu->cap.ctx && c.topk == cu->cap.topk && c.experts == cu->cap.experts && c.moe == cu->cap.moe &&
+        c.hidden == cu->cap.hidden)
+        return DG_OK; /* what is recorded of other sessions stays */
+    enum dg_status st = scratch_for(be, &c, err);
+    if (st != DG_OK && had.rows > 0) {
+        struct dg_error again = {0};
+        if (scratch_for(be, &had, &again) != DG_OK) {
+            dg_backend_fail(be, DG_E_NOMEM, "the scratch of the sessions that are open could not be had again");
+            dg_error_clear(&again);
+        }
+    }
     return st;
 }
