@@ -51,9 +51,12 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
         dg_error_clear(&why);
         return open_cpu(out, model, o, err);
     }
-    if (strcmp(name, "cpu") == 0)
+    bool cpu = strcmp(name, "cpu") == 0, ref = strcmp(name, "ref") == 0;
+    if ((cpu || ref) && o->gpu_memory)
+        return DG_FAIL(err, DG_E_ARG, "the backend %s has no GPU memory to limit: leave that out, or take the backend cuda", name);
+    if (cpu)
         return open_cpu(out, model, o, err);
-    if (strcmp(name, "ref") == 0)
+    if (ref)
         return dg_ref_create(out, model, o->threads, err);
     return DG_FAIL(err, DG_E_ARG, "no backend is called \"%s\"; there are auto, cpu, cuda and ref", name);
 }

@@ -29,7 +29,7 @@ struct dg_backend_opts {
 };
 
 /* Opens a backend for a model: "ref" (plain C, the oracle), "cpu", "cuda", or "auto" = CUDA when this machine and this build have it, the
- * CPU otherwise; but a gpu_memory that CUDA refuses is an error.
+ * CPU otherwise; but a gpu_memory that CUDA refuses is an error, and so is one for cpu or ref.
  * model is borrowed for the backend's life. opts may be NULL. Owner: the caller, dg_backend_destroy.
  * Errors: DG_E_ARG for another name or an unknown level; DG_E_BACKEND and DG_E_NOMEM as the backend says. */
 enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const struct dg_model *model, const struct dg_backend_opts *opts,
