@@ -337,6 +337,16 @@ static void run_graph(struct graph *g) {
         drain(&g->l, i);
 }
 
+/* The queues live as long as the driver does. */
+static void __attribute__((destructor)) drop_queues(void) {
+    for (int i = 0; i < LANES; i++) {
+        free(streams.lane[i].op);
+        free(open_stream[i]);
+    }
+    free(streams.done);
+    free(streams.owner);
+}
+
 static int graph_drop(struct graph *g) {
     if (--g->owners == 0) {
         for (int i = 0; i < LANES; i++) {
