@@ -40,6 +40,7 @@ else
         shift
         "$prog" "$@"
     }
+    [ -n "$(find_prog diffgemma)" ] && [ -n "$(find_prog cpu_ops)" ] || { echo "no programs in $build: run make tests bench" >&2; exit 2; }
 fi
 allowed() { awk '/^Cpus_allowed_list/ { n = split($2, part, ","); for (i = 1; i <= n; i++) { m = split(part[i], e, "-"); for (c = e[1]; c <= e[m]; c++) print c } }' /proc/self/status; }
 CPUS=${CPUS:-$(allowed | head -n 2 | paste -sd, -)}
@@ -50,6 +51,8 @@ synth=
 trap '[ -z "$synth" ] || kill "$synth" 2>/dev/null; rm -rf "$tmp" "$pack"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+trap 'exit 129' HUP
+trap 'exit 141' PIPE
 failed=
 begin() { start=$(date +%s%N); echo "== $*"; }
 end() { # NAME STATUS

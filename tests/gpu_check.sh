@@ -7,6 +7,7 @@ DG_BUILD=$(cd "$DG_BUILD" && pwd) || exit 2
 export DG_ROOT DG_BUILD
 cd "$DG_ROOT" || exit 2
 dg=${DG_GPU_PROGRAM:-$DG_BUILD/diffgemma} ops=${DG_GPU_OPS:-$DG_BUILD/tests/cuda_ops}
+[ -x "$dg" ] && [ -x "$ops" ] || { echo "no diffgemma and tests/cuda_ops in $DG_BUILD: run make gpu-check" >&2; exit 2; }
 logs=$DG_BUILD/gpu-check
 rm -rf "$logs" && mkdir -p "$logs" || exit 2
 passed=0 failed=0 skipped=0

@@ -1,5 +1,6 @@
 #include "chat/dialog.h"
 
+#include "core/files.h"
 #include "core/utf8.h"
 
 #include <errno.h>
@@ -146,11 +147,13 @@ static enum dg_status as_text(const struct dg_dialog *d, struct dg_buf *out, str
 enum dg_status dg_dialog_save(const struct dg_dialog *d, const char *path, struct dg_error *err) {
     struct dg_buf text, name;
     enum dg_status st;
+    char target[DG_PATH_MAX];
     int fd = -1;
     dg_buf_init(&text, DG_DIALOG_FILE_MAX);
     dg_buf_init(&name, 8192);
+    DG_GO(dg_save_target(path, target, err));
     DG_GO(as_text(d, &text, err));
-    if (dg_buf_fmt(&name, "%s.%ld.tmp", path, (long)getpid()) != DG_OK) {
+    if (dg_buf_fmt(&name, "%s.%ld.tmp", target, (long)getpid()) != DG_OK) {
         st = DG_FAIL(err, DG_E_ARG, "the file name is too long");
         goto done;
     }
@@ -163,7 +166,7 @@ enum dg_status dg_dialog_save(const struct dg_dialog *d, const char *path, struc
     st = write_all(fd, text.data, text.len);
     if (close(fd) != 0)
         st = DG_E_IO;
-    if (st == DG_OK && rename(dg_buf_cstr(&name), path) != 0)
+    if (st == DG_OK && rename(dg_buf_cstr(&name), target) != 0)
         st = DG_E_IO;
     if (st != DG_OK) {
         DG_FAIL(err, st, "cannot write %s: %s", path, strerror(errno));

@@ -4,10 +4,12 @@
 #include "cli/cli.h"
 
 #include "cli/golden_cases.h"
+#include "core/files.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define GOLDEN_FILE "tests/data/golden.json"
@@ -130,6 +132,9 @@ static enum dg_status run_all(struct golden *p, int *differ, struct dg_error *er
 
 static enum dg_status read_file(struct golden *p, const char *path, struct dg_error *err) {
     json_error_t je;
+    struct stat sb;
+    if (stat(path, &sb) == 0 && !S_ISREG(sb.st_mode)) /* a pipe would be waited for */
+        return DG_FAIL(err, DG_E_ARG, "%s is not a file", path);
     p->file = json_load_file(path, 0, &je);
     if (p->file && json_is_object(p->file))
         return DG_OK;
@@ -154,6 +159,20 @@ static enum dg_status prepare(struct golden *p, const char *path, struct dg_erro
     return dg_runtime_backend(&p->r, &p->model, &ignored, err);
 }
 
+/* Written beside it first: what was blessed before is not lost to a full disk. */
+static enum dg_status bless(const struct golden *p, const char *path, struct dg_error *err) {
+    char part[4200], target[DG_PATH_MAX];
+    DG_TRY(dg_save_target(path, target, err));
+    enum dg_status st = DG_OK;
+    if (snprintf(part, sizeof part, "%s.%ld.part", target, (long)getpid()) >= (int)sizeof part)
+        st = DG_FAIL(err, DG_E_ARG, "the path %s is too long", path);
+    else if (json_dump_file(p->file, part, JSON_INDENT(1) | JSON_SORT_KEYS) != 0 || rename(part, target) != 0)
+        st = DG_FAIL(err, DG_E_IO, "cannot write %s: %s", path, strerror(errno));
+    if (st == DG_E_IO)
+        unlink(part);
+    return st;
+}
+
 int dg_cmd_golden(int argc, char **argv) {
     struct golden p = {0};
     dg_model_args_init(&p.model);
@@ -176,8 +195,8 @@ int dg_cmd_golden(int argc, char **argv) {
     enum dg_status st = prepare(&p, path, &err);
     if (st == DG_OK)
         st = run_all(&p, &differ, &err);
-    if (st == DG_OK && p.bless && json_dump_file(p.file, path, JSON_INDENT(1) | JSON_SORT_KEYS) != 0)
-        st = DG_FAIL(&err, DG_E_IO, "cannot write %s: %s", path, strerror(errno));
+    if (st == DG_OK && p.bless)
+        st = bless(&p, path, &err);
     if (st != DG_OK)
         status = dg_cli_fail("golden", &err);
     else if (differ && !p.bless)

@@ -149,14 +149,15 @@ static double divergence(const float *x, const float *y, int64_t n) {
     return sum;
 }
 
-static void compare(const struct dg_st_entry *a, const struct dg_st_entry *b) {
+/* False: one of them holds NaN or Inf. */
+static bool compare(const struct dg_st_entry *a, const struct dg_st_entry *b) {
     int64_t n = a->rows * a->cols;
     if (!strcmp(a->dtype, "I32")) {
         int64_t same = 0;
         for (int64_t i = 0; i < n; i++)
             same += ((const int32_t *)a->data)[i] == ((const int32_t *)b->data)[i];
         printf("%-24s %lld of %lld equal\n", a->name, (long long)same, (long long)n);
-        return;
+        return true;
     }
     const float *x = a->data, *y = b->data;
     double max = 0, sum = 0, xx = 0, yy = 0, xy = 0;
@@ -180,6 +181,7 @@ static void compare(const struct dg_st_entry *a, const struct dg_st_entry *b) {
         printf("  argmax %lld of %lld equal, mean KL %.3g", (long long)same, (long long)a->rows, kl);
     }
     putchar('\n');
+    return isfinite(max);
 }
 
 static enum dg_status dump(const char *dir, const char *name, const struct capture *c, struct dg_error *err) {
@@ -247,12 +249,15 @@ static enum dg_status work(struct dg_runtime *r, const struct options *o, struct
     DG_TRY(run_path(r->model, &b, &in, other, err));
     printf("prompt %zu tokens, canvas %d, seed %lld; oracle: ref, f32 KV; other: %s, %s KV\n", ids->n, c->canvas, (long long)o->seed,
            o->model.backend, o->model.kv ? o->model.kv : "f16");
+    const char *bad = NULL;
     for (size_t i = 0; i < base->n && i < other->n; i++)
-        compare(&base->e[i], &other->e[i]);
-    if (!o->dump)
-        return DG_OK;
-    DG_TRY(dump(o->dump, "oracle", base, err));
-    return dump(o->dump, "other", other, err);
+        if (!compare(&base->e[i], &other->e[i]) && !bad)
+            bad = base->e[i].name;
+    if (o->dump) {
+        DG_TRY(dump(o->dump, "oracle", base, err));
+        DG_TRY(dump(o->dump, "other", other, err));
+    }
+    return bad ? DG_FAIL(err, DG_E_NUMERIC, "there is NaN or Inf, first in %s", bad) : DG_OK;
 }
 
 int dg_cmd_step_parity(int argc, char **argv) {

@@ -2,12 +2,14 @@
  * of all that. Little-endian, as the machines this runs on. */
 #include "pipeline/conversation.h"
 
+#include "core/files.h"
 #include "core/mem.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <libgen.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -145,20 +147,25 @@ enum dg_status dg_conversation_save(const struct dg_conversations *c, const stru
         return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation whose sliding layers see more than their window (DGQ_ATTN_WINDOW=0) cannot be saved");
     if (c->opts.prefill != DG_PREFILL_ONE_PATH)
         return DG_FAIL(err, DG_E_UNSUPPORTED, "a conversation prefilled in two precisions (DGQ_FAST_PREFILL) cannot be saved");
-    if (snprintf(part, sizeof part, "%s.%ld.part", path, (long)getpid()) >= (int)sizeof part)
-        return DG_FAIL(err, DG_E_ARG, "the path to save to is too long");
-    FILE *f = fopen(part, "wbe");
-    if (!f)
-        return DG_FAIL(err, DG_E_IO, "cannot write %s: %s", part, strerror(errno));
-    enum dg_status st = write_all(c, v, f, part, err);
-    if (fclose(f) != 0 && st == DG_OK)
+    char target[DG_PATH_MAX];
+    DG_TRY(dg_save_target(path, target, err));
+    enum dg_status st = DG_OK;
+    FILE *f = NULL;
+    if (snprintf(part, sizeof part, "%s.%ld.part", target, (long)getpid()) >= (int)sizeof part)
+        st = DG_FAIL(err, DG_E_ARG, "the path to save to is too long");
+    else if (!(f = fopen(part, "wbe")))
         st = DG_FAIL(err, DG_E_IO, "cannot write %s: %s", part, strerror(errno));
-    if (st == DG_OK && rename(part, path) != 0)
-        st = DG_FAIL(err, DG_E_IO, "cannot rename %s to %s: %s", part, path, strerror(errno));
-    if (st != DG_OK)
-        unlink(part);
-    else
-        sync_folder(path);
+    if (f) {
+        st = write_all(c, v, f, part, err);
+        if (fclose(f) != 0 && st == DG_OK)
+            st = DG_FAIL(err, DG_E_IO, "cannot write %s: %s", part, strerror(errno));
+        if (st == DG_OK && rename(part, target) != 0)
+            st = DG_FAIL(err, DG_E_IO, "cannot rename %s to %s: %s", part, target, strerror(errno));
+        if (st != DG_OK)
+            unlink(part);
+        else
+            sync_folder(target);
+    }
     return st;
 }
 

@@ -169,3 +169,10 @@ same "log: a replay of a session with tools" 0 $?
 has "log: no difference" "$work/replay" "no difference"
 "$DG_BUILD/diffgemma" replay --view "$work/log/ops.jsonl" >"$work/shown" 2>/dev/null
 same "log: replay --view shows the same text" "$(cat "$work/out")" "$(cat "$work/shown")"
+
+# a save replaces files only, and the file behind a link
+mkfifo "$work/pipe" && echo old >"$work/real" && ln -s real "$work/link"
+printf '/save %s\n/save %s\n' "$work/pipe" "$work/link" | timeout 60 "$DG_BUILD/diffgemma" chat >"$work/out" 2>"$work/err"
+has "save: a pipe is no file" "$work/err" "cannot save to $work/pipe: that is not a file"
+same "save: the pipe is still there, and the link" "pipe link" "$([ -p "$work/pipe" ] && printf pipe; [ -L "$work/link" ] && printf ' link')"
+has "save: the file behind the link" "$work/real" '"form": "diffgemma chat"'

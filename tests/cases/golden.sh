@@ -39,6 +39,12 @@ for what in 's/"kv": "./"kv": "x/' 's/\[$/[ 1,/'; do
         echo "not ok - a change by $what: status $status, $(cat "$tmp/out")"
     fi
 done
+mkfifo "$tmp/pipe"
+if timeout 60 "$dg" golden --backend ref --case short --bless "$tmp/pipe" >/dev/null 2>"$tmp/err" </dev/null || [ ! -p "$tmp/pipe" ]; then
+    echo "not ok - blessing into a pipe"
+else
+    echo "ok - nothing is blessed into a pipe"
+fi
 if "$dg" golden --backend ref --case short --bless "$tmp/new.json" >/dev/null 2>&1 && "$dg" golden --backend ref --case short "$tmp/new.json" >/dev/null 2>&1; then
     echo "ok - what is blessed is then the same"
 else
