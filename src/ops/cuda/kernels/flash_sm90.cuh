@@ -118,23 +118,6 @@ DGC_FN void rescale(float (&acc)[128], const float (&scale)[2]) {
     }
 }
 
-/* Queries to f16 in shared memory, chunk after chunk of 64 dimensions; rows from u_end on are zeros. 256 threads. */
-template <int HD, int ROWS> DGC_FN void load_queries(const struct dgc_flash_args &f, int kvh, int u0, int u_end, unsigned char *qs) {
-    int group = f.heads / f.kv.kv_heads;
-    for (int i = threadIdx.x; i < ROWS * (HD / 8); i += 256) {
-        int row = i / (HD / 8), c = i % (HD / 8), u = u0 + row, m = u / group;
-        uint4 o = make_uint4(0, 0, 0, 0);
-        if (u < u_end) {
-            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + c * 8);
-            o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
-            o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-            o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
-            o.w = dgc_pack_f16(__uint_as_float(v.w << 16), __uint_as_float(v.w & 0xffff0000u));
-        }
-        *(uint4 *)(qs + (c >> 3) * (ROWS * 128) + dg_sw128(row, c & 7)) = o;
-    }
-}
-
 /* Values of keys the block does not see are zeros, since what their slots hold may be anything. from, to: keys of the tile it sees. */
 DGC_FN void clear_unseen(unsigned char *v, int from, int to, int thread, int threads) {
     for (int i = thread; i < STAGE / 16; i += threads) {

@@ -151,7 +151,7 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     int strip = HD == 256 ? wg * 64 : 0, half = HD == 256 ? 0 : wg, row0 = u0 + strip + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     struct rows rows;
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
-    load_queries<HD, ROWS>(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<HD, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
     dg_sync_some<256>(1);
     float acc[128];
@@ -259,7 +259,7 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     int row0 = u0 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     struct rows rows;
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
-    load_queries<256, ROWS>(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<256, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
     dg_sync_some<256>(1);
     float acc[128], sum[2];

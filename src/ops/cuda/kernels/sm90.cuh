@@ -207,4 +207,23 @@ DGC_FN void dg_wgmma_rs_f16_rows(float (&d)[128], const unsigned (&a)[4], unsign
 #undef DG_ACC4
 #undef DG_ACC8
 
+/* ---- attention ---- */
+/* Queries (rows times the heads that share kv head kvh) from u0 on to f16 in shared memory, 64 dimensions of all ROWS after another, swizzled
+ * as wgmma reads them; those from u_end on are zeros. f: arguments with q, kv and heads; by THREADS threads. */
+template <int HD, int ROWS, int THREADS, typename ARGS> DGC_FN void dg_load_queries(const ARGS &f, int kvh, int u0, int u_end, unsigned char *qs) {
+    int group = f.heads / f.kv.kv_heads;
+    for (int i = threadIdx.x; i < ROWS * (HD / 8); i += THREADS) {
+        int row = i / (HD / 8), c = i % (HD / 8), u = u0 + row, m = u / group;
+        uint4 o = make_uint4(0, 0, 0, 0);
+        if (u < u_end) {
+            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + c * 8);
+            o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
+            o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+            o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
+            o.w = dgc_pack_f16(__uint_as_float(v.w << 16), __uint_as_float(v.w & 0xffff0000u));
+        }
+        *(uint4 *)(qs + (c >> 3) * (ROWS * 128) + dg_sw128(row, c & 7)) = o;
+    }
+}
+
 #endif

@@ -36,23 +36,6 @@ DGC_FN void copy_keys(unsigned dst, const struct dgc_tmap *map, int x, int y, un
                  : "memory");
 }
 
-/* Queries to f16 in shared memory, 64 dimensions of all rows after another; rows from u_end on are zeros. */
-DGC_FN void load_queries(const struct dgc_top_scores_args &f, int kvh, int u0, int u_end, unsigned char *qs) {
-    int group = f.heads / f.kv.kv_heads;
-    for (int i = threadIdx.x; i < TILE * (HD / 8); i += CONSUMERS) {
-        int row = i / (HD / 8), c = i % (HD / 8), u = u0 + row, m = u / group;
-        uint4 o = make_uint4(0, 0, 0, 0);
-        if (u < u_end) {
-            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + c * 8);
-            o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
-            o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-            o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
-            o.w = dgc_pack_f16(__uint_as_float(v.w << 16), __uint_as_float(v.w & 0xffff0000u));
-        }
-        *(uint4 *)(qs + (c >> 3) * (TILE * 128) + dg_sw128(row, c & 7)) = o;
-    }
-}
-
 DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
     const struct dgc_top_scores_args &f = a.f;
     int group = f.heads / f.kv.kv_heads, units = f.n * group, u_tiles = (units + TILE - 1) / TILE;
@@ -92,7 +75,7 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         return;
     }
     dg_regs_more<112>();
-    load_queries(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<HD, TILE, CONSUMERS>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
     asm volatile("bar.sync 1, 512;" ::: "memory");
 
