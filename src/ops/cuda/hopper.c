@@ -142,13 +142,12 @@ bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, 
 }
 
 /* A canvas sees the same keys with every row, and its full layers have 64 tiles of rows at most for 132 multiprocessors: two parts, unless what they
- * save is less than what joining them costs. Prompts have rows enough; there parts keep few rows over a long context from taking one block each. */
+ * save is less than what joining them costs. */
+int32_t dg_cuda_canvas_split(int64_t pos0) { return pos0 < 1024 ? 2048 : (int32_t)((pos0 + 256 + 127) / 128 * 64); }
+
+/* Prompts have rows enough; there parts keep few rows over a long context from taking one block each. */
 int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv) {
-    if (kv->window)
-        return INT32_MAX;
-    if (b->causal)
-        return 8192;
-    return b->pos0 < 1024 ? 2048 : (int32_t)((b->pos0 + 256 + 127) / 128 * 64);
+    return kv->window ? INT32_MAX : b->causal ? 8192 : dg_cuda_canvas_split(b->pos0);
 }
 
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {

@@ -225,6 +225,7 @@ bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y);
 /* Keys of a part of its attention, which begins at a multiple of it; INT32_MAX: one part. */
 int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv);
+int32_t dg_cuda_canvas_split(int64_t pos0); /* of full layers under a canvas, as the device's record has it */
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down); /* all but the sum over a row's experts */
