@@ -52,7 +52,7 @@ NVCC ?= $(firstword $(wildcard /usr/local/cuda/bin/nvcc) $(shell command -v nvcc
 CUDA_ARCHS ?= 80 86 89 90a 100 120
 CUDA_PTX ?= 80 90
 CUDA_SRC := $(sort $(wildcard src/ops/cuda/kernels/*.cu))
-CUDA_HDR := src/ops/cuda/kernels.h $(sort $(wildcard src/ops/cuda/kernels/*.cuh))
+CUDA_HDR := src/ops/cuda/kernels.h src/ops/sample.h $(sort $(wildcard src/ops/cuda/kernels/*.cuh))
 CUDA_ON := $(wildcard $(B)/cuda/on)
 CUDA_FATBIN := $(CUDA_SRC:src/ops/cuda/kernels/%.cu=$(B)/cuda/%.fatbin)
 CUDA_GEN := $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) $(foreach a,$(CUDA_PTX),-gencode arch=compute_$(a),code=compute_$(a))

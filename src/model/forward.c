@@ -155,7 +155,7 @@ static enum dg_status check_room(const struct dg_kv *kv, const struct dg_planes 
                                  struct dg_error *err) {
     if (n < 1 || n > p->rows || kv->len + n > kv->ctx)
         return DG_FAIL(err, DG_E_LIMIT, "%d rows at position %lld do not fit a context of %lld", n, (long long)kv->len, (long long)kv->ctx);
-    for (int32_t i = 0; i < n; i++)
+    for (int32_t i = 0; ids && i < n; i++)
         if (ids[i] < 0 || ids[i] >= c->vocab)
             return DG_FAIL(err, DG_E_ARG, "token id %d is outside the vocabulary of %d", ids[i], c->vocab);
     return DG_OK;
@@ -203,6 +203,8 @@ struct denoise {
     struct pass *f;
     const struct dg_denoise *d;
     struct dg_plane logits;
+    bool sampled;     /* the sampler's step is part of it, */
+    float inv_t_next; /* and leads to one at this 1/T */
 };
 
 static void denoise(void *ctx) {
@@ -220,13 +222,15 @@ static void denoise(void *ctx) {
     layers(f, false, &f->m->norm);
     see(f, "final", -1, &f->h, NULL);
     f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
+    if (s->sampled)
+        f->op->sample(f->be, &f->p->stats, &f->p->sample, f->p->ids, s->inv_t_next);
 }
 
 /* Everything that a denoise pass asks of its ops, but for what struct dg_replay has beside the key. */
 struct denoise_key {
     const struct dg_planes *planes;
     const struct dg_kv *kv;
-    int32_t n, topk, sc, sparse;
+    int32_t n, topk, sc, how; /* how: bit 0, sparse; bit 1, sampled */
 };
 
 static void run_denoise(struct denoise *s) {
@@ -235,22 +239,34 @@ static void run_denoise(struct denoise *s) {
         denoise(s);
         return;
     }
-    struct denoise_key key = {f->p, f->kv, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse};
-    struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t};
+    struct denoise_key key = {f->p, f->kv, f->batch.n, f->batch.topk, (int32_t)s->d->sc, s->d->sparse | s->sampled << 1};
+    struct dg_replay r = {&key, sizeof key, f->batch.pos0, f->batch.ring_from, f->batch.n_live, s->d->inv_t, f->p->stats_inv_t,
+                          s->inv_t_next};
     f->op->replay(f->be, &r, denoise, s);
 }
 
-enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
-                                  const struct dg_trace *trace, struct dg_error *err) {
+static enum dg_status step(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, bool sampled, float inv_t_next,
+                           const struct dg_trace *trace, struct dg_error *err) {
     DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
     if (d->n > be->model->cfg.canvas)
         return DG_FAIL(err, DG_E_ARG, "%d rows to denoise, but a canvas holds %d", d->n, be->model->cfg.canvas);
     struct pass f = begin(be, p, kv, d->n, false, trace);
-    struct denoise s = {&f, d, dg_plane_view(&p->logits, d->n, f.c->vocab)};
+    struct denoise s = {&f, d, dg_plane_view(&p->logits, d->n, f.c->vocab), sampled, inv_t_next};
     rope_tables(&f);
-    f.op->write(be, p->ids, d->canvas, (size_t)d->n * sizeof *d->canvas);
+    if (d->canvas)
+        f.op->write(be, p->ids, d->canvas, (size_t)d->n * sizeof *d->canvas);
     advance(kv, kv->len + d->n);
     run_denoise(&s);
     p->stats_inv_t = d->inv_t;
     return finish(&f, err);
+}
+
+enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
+                                  const struct dg_trace *trace, struct dg_error *err) {
+    return step(be, p, kv, d, false, 0, trace, err);
+}
+
+enum dg_status dg_forward_sample(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, float inv_t_next,
+                                 struct dg_error *err) {
+    return step(be, p, kv, d, true, inv_t_next, NULL, err);
 }

@@ -43,6 +43,8 @@ struct dg_planes {
     float stats_inv_t;      /* 1/T the statistics were taken at */
     struct dg_routing routing;
     int32_t *ids;           /* backend memory [rows] */
+    void *sample_mem;       /* of `sample`, or NULL */
+    struct dg_sample sample; /* a block that is sampled on the backend; sample.rows is 0 where it has no op for it, or no room for a canvas */
     /* rotation tables of the current positions in backend memory, [rows][hd/2], one pair a kind of layer (sliding, full), and the host
      * copies they are made from */
     float *cos[2], *sin[2];
@@ -82,5 +84,10 @@ struct dg_denoise {
  * id outside the vocabulary, more rows than a canvas), the backend's. */
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) DG_MUST_CHECK;
+
+/* The same and, behind it, a step of the sampler of planes->sample, whose block the caller has put there: nothing is waited for, and the next
+ * canvas is in the planes. d->canvas NULL: that is the one to denoise. inv_t_next: 1/T of the step behind this one. */
+enum dg_status dg_forward_sample(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, float inv_t_next,
+                                 struct dg_error *err) DG_MUST_CHECK;
 
 #endif

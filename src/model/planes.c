@@ -54,9 +54,16 @@ static size_t stats_tiles(const struct dg_backend *be) {
     return be->ops->stats_tile ? ((size_t)be->model->cfg.vocab - 1) / (size_t)be->ops->stats_tile + 1 : 0;
 }
 
+/* 0: the sampler runs on the host. */
+static int32_t sampled_rows(const struct dg_backend *be) {
+    int32_t canvas = be->model->cfg.canvas;
+    return be->ops->sample && canvas <= be->ops->sample_max ? dg_sample_rows(canvas) : 0;
+}
+
 size_t dg_planes_bytes(const struct dg_backend *be, int32_t rows) {
     const struct dg_config *c = &be->model->cfg;
-    return dg_planes_bytes_prefill(be, be->ops->act, rows) + (size_t)c->canvas * ((size_t)c->vocab + stats_tiles(be)) * sizeof(float);
+    size_t sample = sampled_rows(be) ? dg_sample_bytes(sampled_rows(be)) : 0;
+    return dg_planes_bytes_prefill(be, be->ops->act, rows) + (size_t)c->canvas * ((size_t)c->vocab + stats_tiles(be)) * sizeof(float) + sample;
 }
 
 static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int32_t rows, bool logits, struct dg_error *err) {
@@ -86,6 +93,11 @@ static enum dg_status alloc_all(struct dg_planes *p, struct dg_backend *be, int3
     p->routing.weight = op->alloc(be, pairs * sizeof(float));
     p->routing.k = c->topk;
     p->ids = op->alloc(be, (size_t)rows * sizeof(int32_t));
+    if (logits && sampled_rows(be)) {
+        p->sample_mem = op->alloc(be, dg_sample_bytes(sampled_rows(be)));
+        if (p->sample_mem)
+            p->sample = dg_sample_in(p->sample_mem, sampled_rows(be));
+    }
     int32_t half = p->half[0] > p->half[1] ? p->half[0] : p->half[1];
     p->host_cos = dg_calloc((size_t)rows, (size_t)half * sizeof(float));
     p->host_sin = dg_calloc((size_t)rows, (size_t)half * sizeof(float));
@@ -124,7 +136,7 @@ void dg_planes_deinit(struct dg_planes *p, struct dg_backend *be) {
     for (size_t i = 0; i < sizeof planes / sizeof *planes; i++)
         dg_plane_free(be, planes[i]);
     void *arrays[] = {p->stats.entropy, p->stats.tile_max, p->routing.expert, p->routing.weight, p->ids,
-                      p->cos[0],        p->cos[1],         p->sin[0],         p->sin[1]};
+                      p->cos[0],        p->cos[1],         p->sin[0],         p->sin[1],       p->sample_mem};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         be->ops->free(be, arrays[i]);
     dg_free(p->host_cos);

@@ -19,6 +19,7 @@
 #include "core/status.h"
 #include "formats/formats.h"
 #include "model/model.h"
+#include "ops/sample.h"
 
 enum dg_dtype {
     DG_F32,
@@ -139,6 +140,7 @@ struct dg_replay {
     int64_t pos0, ring_from; /* struct dg_batch of the pass */
     int32_t n_live;
     float inv_t, inv_t_before; /* 1/T of the statistics it takes, and of those its soft embedding reads */
+    float inv_t_next; /* of the step that the pass's sample op leads to; 0: it has none */
 };
 
 struct dg_ops {
@@ -146,6 +148,7 @@ struct dg_ops {
     enum dg_dtype act; /* element type of activation planes */
     bool kv_q8;        /* caches of DG_Q8 are understood */
     int32_t stats_tile; /* ids of a tile whose largest logit the statistics may hold; 0: this backend has no use for them */
+    int32_t sample_max; /* most positions of the sample op */
     int32_t chunk;     /* rows of a prefill call it needs to be busy; 0 = any will do */
     bool host_memory;  /* alloc takes the machine's memory, which gives out more than it has: what is large is checked beforehand */
 
@@ -221,6 +224,11 @@ struct dg_ops {
      * probability are left out, the divisor stays the full sum. stats must be those of the same logits and T. (seed section 5) */
     void (*soft_embed)(struct dg_backend *be, const struct dg_plane *logits, const struct dg_row_stats *stats, float inv_t,
                        const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
+
+    /* NULL, or one step of the sampler behind the statistics of a pass: what dg_sampler_step makes of them and of the block at s (backend memory),
+     * bit for bit, for accepted positions that take the argmax. The next canvas goes to ids as well. Nothing for a block that does not run.
+     * stats: of rows 0 .. rules.n - 1, n <= sample_max. inv_t_next: 1/T of the step that follows, as the block's rules give it. */
+    void (*sample)(struct dg_backend *be, const struct dg_row_stats *stats, const struct dg_sample *s, int32_t *ids, float inv_t_next);
 
     /* NULL, or begins a part of a stretch with two branches, in the order of enum dg_branch: the backend may run them beside each other. Where it is
      * NULL they run one after the other, to the same bits. Neither branch writes or frees memory through this table. */

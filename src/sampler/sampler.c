@@ -153,10 +153,16 @@ const int32_t *dg_sampler_canvas(const struct dg_sampler *s) { return s->canvas;
 int32_t dg_sampler_n(const struct dg_sampler *s) { return s->n; }
 int32_t dg_sampler_steps(const struct dg_sampler *s) { return s->steps; }
 
-float dg_sampler_temperature(const struct dg_sampler *s) {
-    int32_t cur = s->p.steps_max - s->steps;
-    return (float)(s->p.t_min + (s->p.t_max - s->p.t_min) * ((double)cur / s->p.steps_max));
+const struct dg_sampler_params *dg_sampler_params(const struct dg_sampler *s) { return &s->p; }
+const struct dg_rng *dg_sampler_rng(const struct dg_sampler *s) { return s->rng; }
+
+static float temperature(const struct dg_sampler_params *p, int32_t steps_left) {
+    return (float)(p->t_min + (p->t_max - p->t_min) * ((double)steps_left / p->steps_max));
 }
+
+float dg_sampler_temperature(const struct dg_sampler *s) { return temperature(&s->p, s->p.steps_max - s->steps); }
+
+float dg_sampler_next_temperature(const struct dg_sampler *s) { return temperature(&s->p, s->p.steps_max - s->steps - 1); }
 
 /* Order of acceptance; a total order, so the result does not depend on how it is found. */
 static bool before(const float *h, int32_t a, int32_t b) { return h[a] < h[b] || (h[a] == h[b] && a < b); }
@@ -257,6 +263,19 @@ static enum dg_status fill(struct dg_sampler *s, const int32_t *argmax, dg_draw_
     return DG_OK;
 }
 
+static struct dg_step_result outcome(const struct dg_sampler *s, int32_t n_accepted, double mean, enum dg_stop_reason stop, bool why) {
+    return (struct dg_step_result){
+        .step = s->steps,
+        .n_accepted = n_accepted,
+        .mean_entropy = mean,
+        .stop = stop,
+        .converged = why,
+        .accept = s->accept,
+        .canvas = s->canvas,
+        .result = s->result,
+    };
+}
+
 enum dg_status dg_sampler_step(struct dg_sampler *s, const float *entropy, const int32_t *argmax, dg_draw_fn *draw, void *ctx,
                                struct dg_step_result *out, struct dg_error *err) {
     DG_TRY(check_step(s, entropy, argmax, draw, err));
@@ -284,15 +303,26 @@ enum dg_status dg_sampler_step(struct dg_sampler *s, const float *entropy, const
     if (stop == DG_STOP_NONE && s->steps == s->p.steps_max)
         stop = DG_STOP_MAX_STEPS;
     s->running = stop == DG_STOP_NONE;
-    *out = (struct dg_step_result){
-        .step = s->steps,
-        .n_accepted = n_accepted,
-        .mean_entropy = mean,
-        .stop = stop,
-        .converged = why != DG_STOP_NONE,
-        .accept = s->accept,
-        .canvas = s->canvas,
-        .result = s->result,
-    };
+    *out = outcome(s, n_accepted, mean, stop, why != DG_STOP_NONE);
+    return DG_OK;
+}
+
+enum dg_status dg_sampler_adopt(struct dg_sampler *s, const struct dg_sampler_made *m, struct dg_step_result *out, struct dg_error *err) {
+    if (!s->running)
+        return DG_FAIL(err, DG_E_ARG, "no block is in progress: begin one before a step");
+    if (m->step != s->steps + 1)
+        return DG_FAIL(err, DG_E_INTERNAL, "step %d was made where step %d of the block was due", m->step, s->steps + 1);
+    size_t n = (size_t)s->n;
+    memcpy(s->accept, m->accept, n);
+    memcpy(s->canvas, m->canvas, n * sizeof *s->canvas);
+    memcpy(s->result, m->result, n * sizeof *s->result);
+    if (s->p.freeze)
+        memcpy(s->frozen, m->accept, n);
+    s->same_argmax = m->same_argmax;
+    s->same_accept = m->same_accept;
+    s->steps = m->step;
+    *s->rng = m->rng;
+    s->running = m->stop == DG_STOP_NONE;
+    *out = outcome(s, m->n_accepted, m->mean_entropy, m->stop, m->converged);
     return DG_OK;
 }

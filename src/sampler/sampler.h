@@ -56,6 +56,17 @@ struct dg_step_result {
 /* The token drawn at position pos for the uniform number u in [0, 1): inverse CDF of softmax(logits / T) over ascending ids. */
 typedef int32_t dg_draw_fn(void *ctx, int32_t pos, double u);
 
+/* A step that was made elsewhere by the same rules. The arrays have as many entries as the block has positions and are copied. */
+struct dg_sampler_made {
+    int32_t step, same_argmax, same_accept, n_accepted;
+    double mean_entropy;
+    enum dg_stop_reason stop;
+    bool converged;
+    struct dg_rng rng; /* behind the step */
+    const uint8_t *accept;
+    const int32_t *canvas, *result;
+};
+
 struct dg_sampler;
 
 /* Fills p from the model's defaults and the switches; f may be NULL (their defaults). A caller's own options (--steps,
@@ -85,6 +96,12 @@ int32_t dg_sampler_n(const struct dg_sampler *s);
 int32_t dg_sampler_steps(const struct dg_sampler *s);
 /* Temperature of the step about to run: t_min + (t_max - t_min) * cur / N with cur = N, N-1, .. 1. */
 float dg_sampler_temperature(const struct dg_sampler *s);
+/* The same of the step behind it; t_min behind the last. */
+float dg_sampler_next_temperature(const struct dg_sampler *s);
+/* What a block that is stepped elsewhere begins with: the rules, and where the stream stands. Borrowed until the next call; rng NULL before the
+ * first block. */
+const struct dg_sampler_params *dg_sampler_params(const struct dg_sampler *s);
+const struct dg_rng *dg_sampler_rng(const struct dg_sampler *s);
 
 /* One executed step. entropy: n values in nats of softmax(logits / T); argmax: n ids (ties: the lowest id). draw is needed when
  * p.argmax is false and may be NULL otherwise; out must not be NULL.
@@ -103,5 +120,10 @@ float dg_sampler_temperature(const struct dg_sampler *s);
  * draw outside the vocabulary is DG_E_INTERNAL and ends the block. */
 enum dg_status dg_sampler_step(struct dg_sampler *s, const float *entropy, const int32_t *argmax, dg_draw_fn *draw, void *ctx,
                                struct dg_step_result *out, struct dg_error *err) DG_MUST_CHECK;
+
+/* Takes over a step: the sampler stands where dg_sampler_step would have left it, the stream too, and either may make the next one. Errors, with
+ * nothing changed: DG_E_ARG without a block, DG_E_INTERNAL for a step that is not the next one. */
+enum dg_status dg_sampler_adopt(struct dg_sampler *s, const struct dg_sampler_made *m, struct dg_step_result *out, struct dg_error *err)
+    DG_MUST_CHECK;
 
 #endif

@@ -175,7 +175,10 @@ enum dg_status dg_session_create(struct dg_session **out, struct dg_backend *be,
         }
         s->row = dg_calloc((size_t)c->vocab, sizeof *s->row);
         s->draw_sum = dg_calloc((size_t)DRAW_BLOCKS(c->vocab), sizeof *s->draw_sum);
-        if (!s->entropy || !s->row || !s->draw_sum || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
+        int32_t sampled = s->planes->sample.rows;
+        if (sampled > 0 && (s->sample_mem = dg_calloc(1, dg_sample_bytes(sampled))))
+            s->sample = dg_sample_in(s->sample_mem, sampled);
+        if (!s->entropy || !s->row || !s->draw_sum || s->sample.rows != sampled || dg_ids_reserve(&s->log, (size_t)s->opts.ctx) != DG_OK)
             st = DG_FAIL(err, DG_E_NOMEM, "no memory for the session");
     }
     if (st != DG_OK) {
@@ -205,6 +208,7 @@ void dg_session_destroy(struct dg_session *s) {
     dg_free(s->entropy);
     dg_free(s->row);
     dg_free(s->draw_sum);
+    dg_free(s->sample_mem);
     dg_free(s);
 }
 
@@ -308,8 +312,12 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
             s->argmax[i] = 0;
     }
     if (bad && !s->opts.unchecked_logits)
-        return DG_FAIL(err, DG_E_NUMERIC, "the logits of %d of %d canvas rows hold NaN or Inf, the first is row %d", bad, n, first);
+        return dg_session_bad_rows(bad, n, first, err);
     return DG_OK;
+}
+
+enum dg_status dg_session_bad_rows(int32_t bad, int32_t n, int32_t first, struct dg_error *err) {
+    return DG_FAIL(err, DG_E_NUMERIC, "the logits of %d of %d canvas rows hold NaN or Inf, the first is row %d", bad, n, first);
 }
 
 struct draw_job {

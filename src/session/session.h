@@ -57,6 +57,8 @@ struct dg_session {
     int32_t *argmax;
     float *row; /* one row of logits on the host, cfg.vocab: to draw from */
     double *draw_sum; /* of blocks of it */
+    void *sample_mem; /* of `sample`, or NULL */
+    struct dg_sample sample; /* planes->sample on the host; sample.rows 0: the backend has none */
     /* While it is set, the call in progress ends with DG_E_CANCELLED between two chunks or steps, and so does every later one. NULL =
      * never. Borrowed; whoever drives the session sets the pointer, any thread or a signal handler the value. */
     const atomic_bool *cancel;
@@ -108,6 +110,9 @@ enum dg_status dg_session_rewind(struct dg_session *s, int64_t len, dg_progress_
  * unchecked_logits rows of the largest entropy there is. */
 enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int32_t n, enum dg_sc_mode sc, float inv_t, struct dg_error *err)
     DG_MUST_CHECK;
+
+/* Raises DG_E_NUMERIC: the logits of `bad` of n rows are not finite, row `first` is the first of them. */
+enum dg_status dg_session_bad_rows(int32_t bad, int32_t n, int32_t first, struct dg_error *err);
 
 /* Draws from softmax(logits / T) of the last step's row: the smallest id whose cumulative probability exceeds u (0 <= u < 1). */
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) DG_MUST_CHECK;

@@ -37,20 +37,6 @@ bool dg_turn_finished(struct dg_turn *t) {
     return t->end != DG_END_NONE;
 }
 
-struct draw_ctx {
-    struct dg_session *s;
-    struct dg_error why; /* of the first draw that failed */
-};
-
-/* The sampler refuses an id outside the vocabulary, so a failed draw ends the block there. */
-static int32_t draw(void *ctx, int32_t pos, double u) {
-    struct draw_ctx *d = ctx;
-    int32_t id = -1;
-    if (d->why.code == DG_OK && dg_session_draw(d->s, pos, u, &id, &d->why) != DG_OK)
-        id = -1;
-    return id;
-}
-
 static enum dg_status begin_block(struct dg_turn *t, int32_t n, struct dg_error *err) {
     bool given = t->opts.canvas_n > 0 && t->state.blocks == 0 && t->retries == 0;
     if (given)
@@ -71,36 +57,36 @@ static void say_where(const struct dg_turn *t, struct dg_error *err) {
     *err = why;
 }
 
-enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) {
-    t->last.stop = DG_STOP_NONE;
-    DG_TRY(begin_block(t, n, err));
-    n = dg_sampler_n(t->sampler);
-    enum dg_sc_mode sc = t->opts.first_step;
+static enum dg_status run_steps(struct dg_turn *t, struct dg_steps *steps, struct dg_error *err) {
     do {
         if (dg_session_cancelled(t->s))
             return DG_FAIL(err, DG_E_CANCELLED, "cancelled");
         float temperature = dg_sampler_temperature(t->sampler);
-        struct draw_ctx d = {.s = t->s};
-        enum dg_status st = dg_session_step(t->s, dg_sampler_canvas(t->sampler), n, sc, 1.0f / temperature, err);
+        enum dg_status st = dg_steps_take(steps, &t->last, err);
         if (st == DG_E_NUMERIC)
             say_where(t, err);
         DG_TRY(st);
-        st = dg_sampler_step(t->sampler, t->s->entropy, t->s->argmax, draw, &d, &t->last, err);
-        if (d.why.code != DG_OK) {
-            st = DG_FAIL(err, d.why.code, "%s", dg_error_text(&d.why));
-            dg_error_clear(&d.why);
-        }
-        DG_TRY(st);
-        sc = DG_SC_SOFT;
         t->steps++;
         t->block_steps++;
+        if (t->last.stop == DG_STOP_NONE && !dg_session_cancelled(t->s))
+            dg_steps_ahead(steps);
         if (t->opts.on_step) {
-            struct dg_step_event e = {
-                (int32_t)t->state.blocks, t->retries, t->opts.sampler.steps_max, temperature, &t->last, t->s->p_max, n};
+            struct dg_step_event e = {(int32_t)t->state.blocks, t->retries, t->opts.sampler.steps_max, temperature, &t->last, t->s->p_max,
+                                      dg_sampler_n(t->sampler)};
             t->opts.on_step(t->opts.ctx, &e);
         }
     } while (t->last.stop == DG_STOP_NONE);
     return DG_OK;
+}
+
+enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) {
+    struct dg_steps steps;
+    t->last.stop = DG_STOP_NONE;
+    DG_TRY(begin_block(t, n, err));
+    dg_steps_begin(&steps, t->s, t->sampler, t->opts.first_step);
+    enum dg_status st = run_steps(t, &steps, err);
+    dg_steps_end(&steps);
+    return st;
 }
 
 /* Ids up to the first stop token. */

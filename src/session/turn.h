@@ -8,7 +8,7 @@
 
 #include "sampler/commit.h"
 #include "sampler/sampler.h"
-#include "session/session.h"
+#include "session/steps.h"
 
 struct dg_step_event {
     int32_t block, retry; /* block of the turn from 0; re-roll of it from 0 */
@@ -79,7 +79,8 @@ void dg_turn_deinit(struct dg_turn *t);
 /* Sets t->end and returns true when no further block may be run. */
 bool dg_turn_finished(struct dg_turn *t);
 /* Runs one attempt at the next block on n positions (0 = the policy's size for this attempt): steps until a stop. The timeline does not
- * move. Errors: DG_E_NUMERIC (naming step and block), DG_E_CANCELLED, backend errors: the attempt is void. */
+ * move. While on_step is told of a step, the next one may be under way on the backend. Errors: DG_E_NUMERIC (naming step and block), DG_E_CANCELLED,
+ * backend errors: the attempt is void. */
 enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *err) DG_MUST_CHECK;
 /* What the policy would do with the attempt; changes nothing. Errors: DG_E_ARG when none is there. */
 enum dg_status dg_turn_plan(struct dg_turn *t, struct dg_commit *plan, struct dg_error *err) DG_MUST_CHECK;

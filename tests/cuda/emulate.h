@@ -93,6 +93,8 @@ static inline uint32_t __float_as_uint(float f) { return dg_f32_bits(f); }
 #define __expf expf
 static inline float __fmul_rn(float a, float b) { return a * b; }
 static inline float __fadd_rn(float a, float b) { return a + b; }
+static inline double __dmul_rn(double a, double b) { return a * b; }
+static inline double __dadd_rn(double a, double b) { return a + b; }
 static inline uint16_t dgc_f32_bf16(float f) { return dg_f32_bf16(f); }
 static inline uint16_t dgc_f32_f16(float f) { return dg_f32_f16(f); }
 static inline float dgc_f16_f32(uint16_t h) { return dg_f16_f32(h); }

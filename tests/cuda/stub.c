@@ -1,8 +1,9 @@
 /* A CUDA driver for tests: libcuda.so.1 whose device memory is the host's and whose kernels run through the emulator.
  *
  * What it plays is set by the environment: DG_STUB_DEVICES (1), DG_STUB_VERSION (13000), DG_STUB_CC (80), DG_STUB_MEMORY (bytes, 4 GiB),
- * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only), DG_STUB_ORDER. Misuse that a driver
- * may forgive (a foreign pointer freed, a copy outside an allocation, a handle left open) is counted in dg_stub_faults.
+ * DG_STUB_FAIL=NAME:N:CODE (the N-th call of a function fails), DG_STUB_NO_RUN (launches are counted only, but for the sampler's, without
+ * which no block ends), DG_STUB_ORDER. Misuse that a driver may forgive (a foreign pointer freed, a copy outside an allocation, a handle left
+ * open) is counted in dg_stub_faults.
  *
  * Each stream is a queue. DG_STUB_ORDER says when its work is done: not set, at once, in the order of the calls; "late", when the host or another
  * stream waits for it, and no sooner; "early", streams other than the first run ahead of it as far as the events they wait for allow. What the
@@ -282,7 +283,7 @@ static void run_one(struct lanes *l, int lane) {
     if (o.kind == WAIT)
         until(l, o.ticket);
     q->at++;
-    if (o.kind == LAUNCH && o.launch.f->run && !setting("DG_STUB_NO_RUN", 0))
+    if (o.kind == LAUNCH && o.launch.f->run && (o.launch.f->run == run_sample || !setting("DG_STUB_NO_RUN", 0)))
         emu_launch(o.launch.f->run, o.launch.args, o.launch.gx, o.launch.gy, o.launch.threads, o.launch.shared);
     else if (o.kind == COPY)
         memmove(o.dst, o.src, o.bytes);

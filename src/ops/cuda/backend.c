@@ -105,6 +105,13 @@ void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p) {
     cu->params_known = be->error.code == DG_OK; /* behind a failure nothing was launched */
 }
 
+void dg_cuda_params_sampled(struct dg_backend *be, float inv_t_next) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    cu->params.inv_t_soft = cu->params.inv_t_head;
+    cu->params.inv_t_head = inv_t_next;
+    cu->params_known = cu->params_known && be->error.code == DG_OK;
+}
+
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
     struct dgc_params p = dg_cuda_of(be)->params;
     p.pos0 = b->pos0;
@@ -289,6 +296,8 @@ static enum dg_status begin(struct dg_backend **out, const struct dg_config *cfg
     DG_GO(open_device(be, opts, err));
     DG_GO(dg_cuda_load_kernels(cu, err));
     dg_cuda_hopper_choose(cu, opts);
+    if (opts->kernels == DG_CUDA_AUTO && opts->use && !(opts->use & DG_CUDA_H_SAMPLE))
+        cu->ops.sample = NULL;
     cu->ops.chunk = cu->hopper & DG_CUDA_H_EXPERTS ? DG_CUDA_CHUNK : DG_CUDA_CHUNK / 2;
     DG_GO(dg_cuda_stages_open(be, err));
     cu->dev_params = dg_cuda_alloc(be, sizeof *cu->dev_params);

@@ -16,8 +16,8 @@ enum dg_cuda_kernels {
     DG_CUDA_SIMPLE    /* the exact path's kernels on whatever planes there are */
 };
 
-/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. BRANCH, on any device: the two
- * branches of a layer run beside each other. */
+/* Groups of kernels for compute capability 9.0; CHAIN: launches begin while the one before them ends. On any device, BRANCH: the two branches of
+ * a layer run beside each other; SAMPLE: the sampler runs on the device. */
 enum {
     DG_CUDA_H_EXPERTS = 1,
     DG_CUDA_H_DENSE = 2,
@@ -28,8 +28,9 @@ enum {
     DG_CUDA_H_NVFP4 = 64, /* experts in that format */
     DG_CUDA_H_BRANCH = 128,
     DG_CUDA_H_TOPK = 256, /* scores of top-k attention */
+    DG_CUDA_H_SAMPLE = 512,
     DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
-                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK
+                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK | DG_CUDA_H_SAMPLE
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */

@@ -138,6 +138,8 @@ void dg_cuda_replay(struct dg_backend *be, const struct dg_replay *r, void (*run
             cu->recording[i].used = ++cu->replays;
             dg_cuda_graph_params(be, &(struct dg_cuda_graph_params){r->pos0, r->ring_from, r->n_live, r->inv_t, r->inv_t_before});
             dg_cuda_graph_launch(be, cu->recording[i].graph);
+            if (r->inv_t_next != 0)
+                dg_cuda_params_sampled(be, r->inv_t_next);
             return;
         }
     run(ctx);

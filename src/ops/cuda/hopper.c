@@ -11,7 +11,7 @@ static const struct {
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
               {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH},
-              {"topk", DG_CUDA_H_TOPK}};
+              {"topk", DG_CUDA_H_TOPK}, {"sample", DG_CUDA_H_SAMPLE}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {

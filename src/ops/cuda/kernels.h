@@ -18,6 +18,8 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
+#include "ops/sample.h"
+
 /* The run-time compiler takes no attribute behind a struct. */
 #ifdef __cplusplus
 #define DGC_ALIGNED(n) alignas(n)
@@ -79,6 +81,17 @@ struct dgc_params {
     float inv_t_head; /* 1/T of the statistics being taken */
     float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
     int32_t split;    /* keys of a part of an attention whose launch leaves it to this record. No padding: records are compared as bytes */
+};
+
+#define DGC_SAMPLE_THREADS 256
+#define DGC_SAMPLE_ROWS 1024 /* most positions of a block */
+/* One step of a block's sampler (ops.h, sample). One block. Moves prm's temperatures on by a step, whatever else happens. */
+struct dgc_sample_args {
+    struct dg_sample s;
+    const float *entropy, *p_max;
+    const int32_t *argmax;
+    int32_t *ids;
+    struct dgc_params *prm;
 };
 
 struct dgc_set_params_args {
@@ -513,7 +526,8 @@ struct dgc_top_values_args {
 
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
-    A(set_params) A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
+    A(set_params) A(sample)                                                                                                         \
+    A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
     A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values)                                                       \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
@@ -522,6 +536,7 @@ struct dgc_top_values_args {
 /* Kernels: name, kind of arguments, file, threads of a block, most dynamic shared memory. */
 #define DGC_KERNELS_PORTABLE(K)                                     \
     K(set_params, set_params, rows, 32, 0)                          \
+    K(sample, sample, sample, DGC_SAMPLE_THREADS, 0)                \
     K(fill, fill, fill, 128, 0)                                     \
     K(fill_vec, fill_vec, fill, 256, 0)                             \
     K(embed, embed, rows, 256, 0)                                   \

@@ -387,8 +387,18 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
     dgc_launch_soft_sum(be, DGC_K_soft_sum, tiles(embed->k, 256), rows, 0, &s);
 }
 
+/* The kernel moves the device's record on to the next step's temperatures, as the host's copy of it is moved on where a launch is made. */
+static void op_sample(struct dg_backend *be, const struct dg_row_stats *st, const struct dg_sample *s, int32_t *ids, float inv_t_next) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    struct dgc_sample_args a = {*s, st->entropy, st->p_max, st->argmax, ids, cu->dev_params};
+    dgc_launch_sample(be, DGC_K_sample, 1, 1, 0, &a);
+    if (!cu->capturing)
+        dg_cuda_params_sampled(be, inv_t_next);
+}
+
 void dg_cuda_fill_ops(struct dg_ops *o) {
     o->stats_tile = DGC_STATS_TILE;
+    o->sample_max = DGC_SAMPLE_ROWS;
     o->alloc = dg_cuda_alloc;
     o->free = dg_cuda_free;
     o->write = dg_cuda_write;
@@ -408,6 +418,7 @@ void dg_cuda_fill_ops(struct dg_ops *o) {
     o->head = op_head;
     o->row_stats = op_row_stats;
     o->soft_embed = op_soft_embed;
+    o->sample = op_sample;
     o->branch = dg_cuda_branch;
     o->replay = dg_cuda_replay;
 }

@@ -253,6 +253,8 @@ void dg_cuda_replay_forget(struct dg_backend *be);
 
 /* Brings the device's copy of the parameters up to date; nothing while a graph is captured. */
 void dg_cuda_push_params(struct dg_backend *be, struct dgc_params p);
+/* What a launch of the sampler's step has done to the device's copy is done to the host's. */
+void dg_cuda_params_sampled(struct dg_backend *be, float inv_t_next);
 void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b);
 void dg_cuda_want_inv_t(struct dg_backend *be, float head);
 void dg_cuda_want_inv_t_soft(struct dg_backend *be, float soft);
