@@ -1,7 +1,8 @@
 /* Every op of a backend against the case table: cuda_ops [--backend cuda|ref|cpu] [--f32|--bf16] [--kernels auto|portable|simple|LIST] [--seed N]
  * [--repeat N] [--filter OP] [--small]. Without --f32 or --bf16 the CUDA backend is run with both kinds of planes. */
-#include "ops/cuda/cuda.h"
+#include "ops/cuda/state.h"
 #include "support/op_cases.h"
+#include "support/sample_cases.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +13,16 @@ static int usage(void) {
           "       [--filter OP] [--small]\n",
           stderr);
     return 2;
+}
+
+/* The device's record of temperatures is what the host believes it to be. */
+static const char *record_kept(struct dg_backend *be) {
+    const struct dg_cuda *cu = dg_cuda_of(be);
+    struct dgc_params p;
+    if (!cu->params_known)
+        return "the host does not know the device's record";
+    be->ops->read(be, &p, cu->dev_params, sizeof p);
+    return memcmp(&p, &cu->params, sizeof p) == 0 ? NULL : "the device's record is not what the host believes it to be";
 }
 
 static int run(const char *backend, bool f32, struct dg_cuda_opts opts, struct op_cases *c, int repeat) {
@@ -31,8 +42,13 @@ static int run(const char *backend, bool f32, struct dg_cuda_opts opts, struct o
     c->prob_round = rounded ? 0x1p-11 : 0;
     printf("# %s, %s planes, seed %llu\n", strcmp(backend, "cuda") == 0 ? dg_cuda_describe(c->be) : backend, f32 ? "f32" : "the backend's",
            (unsigned long long)c->seed);
-    for (int i = 0; i < repeat; i++, c->seed++)
+    bool cuda = strcmp(backend, "cuda") == 0;
+    if (cuda)
+        dg_cuda_want_inv_t(c->be, 1.25f);
+    for (int i = 0; i < repeat; i++, c->seed++) {
         op_cases_run(c);
+        sample_cases_run(c, cuda ? record_kept : NULL);
+    }
     dg_backend_destroy(c->be);
     return 0;
 }

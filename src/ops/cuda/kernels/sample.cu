@@ -72,8 +72,14 @@ DGC_FN void decide(const struct dg_sample_rules *r, struct dg_sample_state *s, i
     s->mean_entropy = mean;
 }
 
+DGC_FN void no_faults(struct dg_sample_state *s) {
+    s->bad = s->bad_first = s->wrong_id = 0;
+    s->wrong = -1;
+}
+
 /* Rows that are no numbers, and argmaxes that are no ids: what of them the host tells. Returns whether the step is an error. One thread. */
 DGC_FN int faults(const struct dgc_sample_args *a, const struct dg_sample_rules *r, struct dg_sample_state *s) {
+    no_faults(s);
     for (int i = r->n - 1; i >= 0; i--) {
         int id = a->argmax[i];
         if (!isfinite(a->entropy[i])) {
@@ -102,13 +108,14 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
     __shared__ int32_t rank[ROWS], token[ROWS];
     __shared__ int failed;
     const struct dg_sample_rules *r = a.s.rules;
-    int t = (int)threadIdx.x, n = r->n, odd = 0;
-    struct dg_sample_state s = *a.s.state;
-    __syncthreads(); /* one thread writes the state below, and all have read it */
-    if (!s.running || n > ROWS)
+    int t = (int)threadIdx.x, n = r->n, steps = a.s.state->steps, odd = 0;
+    uint64_t rng = a.s.state->rng;
+    if (t == 64) {
+        a.prm->inv_t_soft = a.prm->inv_t_head;
+        a.prm->inv_t_head = inv_t(r, r->steps_max - steps - 1);
+    }
+    if (!a.s.state->running || n > ROWS)
         return;
-    s.bad = s.bad_first = s.wrong_id = 0;
-    s.wrong = -1;
     for (int i = t; i < n; i += THREADS) {
         float h = a.entropy[i];
         int id = a.argmax[i], finite = isfinite(h), outside = id < 0 || id >= r->vocab;
@@ -119,16 +126,10 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
         sorted[i] = 0;
         a.s.p_max[i] = finite ? a.p_max[i] : 0.0f;
     }
-    if (t == 64) {
-        a.prm->inv_t_soft = a.prm->inv_t_head;
-        a.prm->inv_t_head = inv_t(r, r->steps_max - s.steps - 1);
-    }
-    if (__syncthreads_or(odd)) {
-        if (t == 0) {
-            failed = faults(&a, r, &s);
-            if (failed)
-                *a.s.state = s;
-        }
+    odd = __syncthreads_or(odd);
+    if (odd) {
+        if (t == 0)
+            failed = faults(&a, r, a.s.state);
         __syncthreads();
         if (failed)
             return;
@@ -161,7 +162,7 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
     for (int i = t; i < n; i += THREADS) {
         int draw = draws[i >> 5] >> (i & 31) & 1, kept = r->freeze && !draw, id = a.ids[i];
         if (draw)
-            id = (int)((uint32_t)(rng_after(s.rng, (uint32_t)draws_before(draws, i) + 1) >> 32) % (uint32_t)r->vocab);
+            id = (int)((uint32_t)(rng_after(rng, (uint32_t)draws_before(draws, i) + 1) >> 32) % (uint32_t)r->vocab);
         else if (key[i] != FROZEN)
             id = token[i];
         int32_t result = kept ? id : token[i];
@@ -178,13 +179,16 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
     text = __syncthreads_or(text);
     if (t != 0)
         return;
+    struct dg_sample_state s = *a.s.state;
     int drawn = 0;
     for (int w = 0; w < (n + 31) / 32; w++)
         drawn += __popc(draws[w]);
-    s.rng = rng_after(s.rng, (uint32_t)drawn);
+    s.rng = rng_after(rng, (uint32_t)drawn);
     s.n_accepted = n - drawn;
-    s.same_argmax = s.steps > 0 && !other_argmax ? s.same_argmax + 1 : 0;
-    s.same_accept = s.steps > 0 && !other_accept ? s.same_accept + 1 : 0;
+    s.same_argmax = steps > 0 && !other_argmax ? s.same_argmax + 1 : 0;
+    s.same_accept = steps > 0 && !other_accept ? s.same_accept + 1 : 0;
+    if (!odd)
+        no_faults(&s);
     decide(r, &s, !text, total / (double)n);
     *a.s.state = s;
 }
