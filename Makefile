@@ -157,11 +157,12 @@ $(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/
 # Tests on the stub carry a placeholder for the compiled kernels, so that they need no nvcc.
 $(B)/tests/cuda_ops_emulated: $(B)/tests/ops/cuda_ops.o
 $(B)/tests/cuda_host_emulated: $(B)/tests/cuda/host.o
+$(B)/tests/cuda_turns_emulated: $(B)/tests/cuda/turns.o
 # without sanitizers, which do not follow the emulator's stacks
 $(B)/tests/cuda_top_rows: tests/cuda/top_rows.c tests/cuda/emulate.c $(B)/tests/stub/k_topk.o
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -o $@ $^ -lm
 $(B)/tests/diffgemma_emulated: $(B)/src/cli/main.o
-EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated $(B)/tests/diffgemma_emulated
+EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated $(B)/tests/cuda_turns_emulated $(B)/tests/diffgemma_emulated
 $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $(filter %.o,$^) $(B)/libdiffgemma.a $(LDLIBS)

@@ -13,6 +13,7 @@ else
 fi
 
 LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/cuda_host_emulated" models/mini || [ $? -eq 1 ] || echo "not ok - host code: ended with a signal"
+LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/cuda_turns_emulated" models/mini || [ $? -eq 1 ] || echo "not ok - turns: ended with a signal"
 
 # --gpu-memory as a user gives it: the driver's kernels do nothing here, what counts is what is said and taken
 dg() {
