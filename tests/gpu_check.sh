@@ -126,6 +126,15 @@ else
 fi
 
 began=$(date +%s)
+if DGQ_CUDA_KERNELS=experts,dense,head,soft,chain,attention,nvfp4,branch,topk ask "$logs/host_sampler" --log-dir "$logs/host_oplog" &&
+    cmp -s "$logs/answer" "$logs/host_sampler"; then
+    row "sampler on the host, the same answer" ok $(($(date +%s) - began)) ""
+    check "its log replayed with the device's" 'no difference' "$dg" replay -m models/mini --backend cuda "$logs/host_oplog/ops.jsonl"
+else
+    row "sampler on the host, the same answer" FAIL $(($(date +%s) - began)) "$(tail -n 1 "$logs/host_sampler.err")"
+fi
+
+began=$(date +%s)
 if XDG_CACHE_HOME=$logs DGQ_CUDA_KERNELS=auto,compile ask "$logs/compiled" && cmp -s "$logs/answer" "$logs/compiled"; then
     row "compiled at run time, the same answer" ok $(($(date +%s) - began)) "$(find "$logs/diffgemma" -name '*.cubin' | wc -l) files compiled"
 elif grep -q 'libnvrtc' "$logs/compiled.err"; then

@@ -628,6 +628,56 @@ static void recorded_blocks(void **state) {
     assert_true(reasons[DG_STOP_CONFIDENT] == 45 && reasons[DG_STOP_ENTROPY] == 3);
 }
 
+/* Some steps of a block are made by another sampler and taken over: the same block. */
+static void steps_made_elsewhere(void **state) {
+    (void)state;
+    for (uint64_t seed = 1; seed < 200; seed++) {
+        struct dg_sampler_params p = params();
+        struct dg_sampler *other;
+        struct dg_rng dice, there;
+        struct dg_step_result want = {0};
+        int32_t result[CAP] = {0}, stable = 0, plateau = 0, n = 1 + (int32_t)(seed * 7 % CAP);
+        uint8_t accepted[CAP] = {0};
+        dg_rng_init(&dice, seed);
+        p.freeze = seed % 3 == 0;
+        p.steps_max = 9;
+        begin(p, n);
+        assert_int_equal(dg_sampler_create(&other, &p, CAP, &err), DG_OK);
+        dg_rng_init(&there, 1);
+        assert_int_equal(dg_sampler_begin(other, n, &there, &err), DG_OK);
+        while (want.stop == DG_STOP_NONE) {
+            bool settled = dg_rng_id(&dice, 3) > 0;
+            for (int i = 0; i < n; i++) {
+                h[i] = (float)dg_rng_uniform(&dice) * (settled ? 0.001f : 0.3f);
+                am[i] = settled && want.step > 0 ? am[i] : dg_rng_id(&dice, VOCAB);
+            }
+            assert_int_equal(dg_sampler_step(other, h, am, NULL, NULL, &want, &err), DG_OK);
+            bool first = want.step == 1;
+            stable = !first && !memcmp(result, want.result, (size_t)n * 4) ? stable + 1 : 0;
+            plateau = !first && !memcmp(accepted, want.accept, (size_t)n) ? plateau + 1 : 0;
+            memcpy(result, want.result, (size_t)n * 4);
+            memcpy(accepted, want.accept, (size_t)n);
+            struct dg_sampler_made m = {want.step, stable, plateau, want.n_accepted, want.mean_entropy, want.stop, want.converged, there,
+                                        want.accept, want.canvas, want.result};
+            assert_true(dg_sampler_next_temperature(s) < dg_sampler_temperature(s));
+            if (dg_rng_id(&dice, 2)) {
+                assert_int_equal(dg_sampler_adopt(s, &m, &res, &err), DG_OK);
+                m.step += 2;
+                assert_int_equal(dg_sampler_adopt(s, &m, &res, &err), want.stop == DG_STOP_NONE ? DG_E_INTERNAL : DG_E_ARG);
+                dg_error_clear(&err);
+            } else {
+                step();
+            }
+            assert_true(res.step == want.step && res.stop == want.stop && res.converged == want.converged && res.n_accepted == want.n_accepted);
+            assert_true(res.mean_entropy == want.mean_entropy && rng.state == there.state && dg_sampler_steps(s) == want.step);
+            assert_memory_equal(res.accept, want.accept, n);
+            assert_memory_equal(res.canvas, want.canvas, n * 4);
+            assert_memory_equal(res.result, want.result, n * 4);
+        }
+        dg_sampler_destroy(other);
+    }
+}
+
 static void steps_allocate_nothing(void **state) {
     (void)state;
     begin(params(), CAP);
@@ -659,6 +709,7 @@ int main(void) {
         T(freeze),
         T(against_naive),
         T(recorded_blocks),
+        T(steps_made_elsewhere),
         T(steps_allocate_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
