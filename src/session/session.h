@@ -52,7 +52,8 @@ struct dg_session {
     struct dg_kv kv;
     struct dg_ids log; /* the committed tokens: log.n == kv.len */
     int64_t computed;  /* tokens prefilled since the session was made */
-    /* statistics of the last step on the host, cfg.canvas each, in one block that begins at entropy */
+    /* statistics of the last step on the host, cfg.canvas each, in one block that begins at entropy; of a step that the backend sampled (steps.h)
+     * p_max alone */
     float *entropy, *p_max, *max;
     int32_t *argmax;
     float *row; /* one row of logits on the host, cfg.vocab: to draw from */
