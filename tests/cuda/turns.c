@@ -47,6 +47,7 @@ struct kind {
     int32_t steps_max, canvas_n, cancel_at, blocks;
     double entropy_stop, confidence;
     bool draw, freeze, reference_stops, no_early_stop, nothing, nan, unchecked, op_by_op;
+    bool streamed; /* four layers, of which three or all have their experts in host memory when the sampler is on the device */
     const char *fails; /* DG_STUB_FAIL */
 };
 
@@ -61,6 +62,8 @@ static const struct kind kinds[] = {
     {.name = "re-rolls", .steps_max = 3, .blocks = 2, .nothing = true},
     {.name = "drawn tokens", .steps_max = 4, .blocks = 2, .draw = true},
     {.name = "op by op", .steps_max = 4, .blocks = 2, .op_by_op = true},
+    {.name = "experts streamed", .steps_max = 4, .blocks = 2, .no_early_stop = true, .streamed = true},
+    {.name = "experts streamed, cancelled", .steps_max = 5, .blocks = 1, .cancel_at = 4, .no_early_stop = true, .streamed = true},
     {.name = "cancelled in a block's second step", .steps_max = 5, .blocks = 2, .cancel_at = 7, .no_early_stop = true},
     {.name = "cancelled at a block's last step", .steps_max = 5, .blocks = 2, .cancel_at = 5, .no_early_stop = true},
     {.name = "NaN in the logits", .steps_max = 4, .blocks = 2, .nan = true},
@@ -152,17 +155,31 @@ static void one_turn(struct dg_session *s, struct told *t, uint64_t seed) {
 
 /* Two turns on a fresh backend, the second one without what happened to the first; what was told of both. */
 static void run(const struct kind *k, bool on_device, const char *order, struct told *t) {
-    struct dg_cuda_random shape = {&small, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7};
+    static struct dg_config shaped;
+    static size_t all; /* what everything on the device takes */
+    struct dg_session_needs needs = {NULL, 1};
+    struct dg_cuda_random shape = {&shaped, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7};
     struct dg_session_opts so = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true, .unchecked_logits = k->unchecked};
     struct dg_cuda_opts opts = {.exact_f32 = true};
     struct dg_error err = {0};
     struct dg_backend *be = NULL;
     struct dg_session *s = NULL;
+    int32_t streamed = 0;
     static const int32_t prompt[9] = {2, 5, 90, 181, 172, 4, 95, 186, 177};
     *t = (struct told){.k = k};
     dg_buf_init(&t->text, 1 << 20);
     atomic_store(&cancel, false);
     setenv("DG_STUB_ORDER", order, 1);
+    shaped = small;
+    needs.opts = &so;
+    opts.beside = dg_session_needs;
+    opts.beside_ctx = &needs;
+    if (k->streamed) {
+        shaped.layers = 4;
+        for (int i = 2; i < 4; i++)
+            shaped.layer[i] = shaped.layer[i - 2];
+        opts.gpu_memory = on_device ? all - (size_t)small.experts * (size_t)small.hidden * (size_t)small.moe * 3 * sizeof(uint16_t) : 0;
+    }
     enum dg_status st = dg_cuda_choose_kernels(on_device ? "auto" : "branch", &opts, &err);
     if (st == DG_OK)
         st = dg_cuda_create_random(&be, &shape, &opts, &err);
@@ -170,6 +187,12 @@ static void run(const struct kind *k, bool on_device, const char *order, struct 
         dg_cuda_replay_passes(be, !k->op_by_op);
     if (st == DG_OK)
         st = dg_session_create(&s, be, &so, &err);
+    if (st == DG_OK && !on_device)
+        all = dg_cuda_memory(be, NULL);
+    if (st == DG_OK)
+        dg_cuda_streamed(be, &streamed);
+    if (st == DG_OK && (streamed >= 3) != (k->streamed && on_device))
+        dg_buf_fmt(&t->text, "%d layers are streamed\n", streamed);
     if (st == DG_OK)
         st = dg_session_extend(s, prompt, 9, NULL, NULL, &err);
     if (st == DG_OK) {
