@@ -80,6 +80,9 @@ status=$?
 grep -E '^(not ok|ok|FAILED)' "$tmp/kcheck"
 grep -q '^not ok' "$tmp/kcheck" && status=1
 end kcheck $status
+begin "attention's kernels on tile registers, where there are any"
+CMOCKA_MESSAGE_OUTPUT=TAP free_run cpu_tiles_test 2>&1
+end tiles $?
 if [ "${STEP:-1}" != 0 ]; then
     begin "drawing weights"
     wait $synth

@@ -16,8 +16,11 @@
 INLINE vi vi_load(const int32_t *p) { return (vi)_mm512_loadu_si512(p); }
 INLINE vi vi_set1(int32_t x) { return (vi)_mm512_set1_epi32(x); }
 
-/* Two words of bf16: the high halves of a and b, b's low half being zero. */
-INLINE vi pair(vi a, vi b) { return (vi)_mm512_or_epi32(_mm512_srli_epi32((__m512i)a, 16), (__m512i)b); }
+/* Two words of bf16: the high halves of a and b. */
+INLINE vi pair(vi a, vi b) {
+    __m512i low = _mm512_srli_epi32((__m512i)a, 16);
+    return (vi)_mm512_ternarylogic_epi32((__m512i)b, _mm512_set1_epi32(-0x10000), low, 0xea); /* (b & mask) | low */
+}
 
 /* The nearest bf16, of two the larger, in the high half of a lane. Infinity stays; NaN may not. */
 INLINE vi nearest(vf x) { return (vi)_mm512_and_epi32(_mm512_add_epi32((__m512i)x, _mm512_set1_epi32(0x8000)), _mm512_set1_epi32(-0x10000)); }
