@@ -273,7 +273,8 @@ static double rows_ops(struct dg_backend *be, bool product_only) {
 }
 
 /* The backend of the level below tile registers, on the same planes; NULL where the other has none. */
-static struct dg_backend *on_vectors(const struct dg_backend *be, const struct dg_model *model, struct dg_backend_opts bo, const struct dg_reserve *want) {
+static struct dg_backend *on_vectors(const struct dg_backend *be, const struct dg_model *model, struct dg_backend_opts bo,
+                                     const struct dg_reserve *want) {
     struct dg_backend *other = NULL;
     if (dg_cpu_backend_level(be) != DG_CPU_AMX || be->ops->act != DG_BF16)
         return NULL;

@@ -72,8 +72,10 @@ static void parts(void **unused) {
             int lane = i % 16 * 2 + i / 16; /* pairs are elements d and d + 16 */
             float want = dg_f16_f32(in[i]), hi = dg_bf16_f32(out[0][lane]), lo = dg_bf16_f32(out[1][lane]);
             float vhi = dg_bf16_f32(panel[i / 16][3][i % 16 * 2]), vlo = dg_bf16_f32(panel[2 + i / 16][3][i % 16 * 2]);
-            if (isnan(want) ? !isnan(hi + lo) || !isnan(vhi + vlo) : isinf(want) ? hi != want || lo != 0 || vhi != want || vlo != 0
-                                                                                 : hi + lo != want || vhi + vlo != want || fabsf(lo) > fabsf(want) * 0x1p-8f)
+            bool good = isnan(want)   ? isnan(hi + lo) && isnan(vhi + vlo)
+                        : isinf(want) ? hi == want && lo == 0 && vhi == want && vlo == 0
+                                      : hi + lo == want && vhi + vlo == want && fabsf(lo) <= fabsf(want) * 0x1p-8f;
+            if (!good)
                 fail_msg("f16 %04x is %g, its parts %g and %g, %g and %g", in[i], (double)want, (double)hi, (double)lo, (double)vhi, (double)vlo);
         }
     }

@@ -200,19 +200,22 @@ INLINE vf exp_down(vf x) {
     return (vf)_mm512_scalef_ps((__m512)p, (__m512)t);
 }
 
-/* Keys [k0, k1) that a query does not see get scores of -inf. Where all sixteen see all of them nothing is to be done. */
+INLINE void hide_some(float *s, int k0, int k1, const int32_t *a, const int32_t *b) {
+    for (int t = k0; t < k1; t++) {
+        vi at = vi_set1(t), seen = (at >= vi_load(a)) & (at < vi_load(b));
+        vf_store(s + t * TILE, vf_select(seen, vf_load(s + t * TILE), vf_set1(-INFINITY)));
+    }
+}
+
+/* Keys [k0, k1) that a query does not see get scores of -inf; only those before the last beginning and behind the first end are looked at. */
 static void hide(float *s, int k0, int k1, const int32_t *a, const int32_t *b) {
     int32_t from = a[0], to = b[0];
     for (int i = 1; i < TILE; i++) {
         from = a[i] > from ? a[i] : from;
         to = b[i] < to ? b[i] : to;
     }
-    for (int t = k0; t < k1; t++)
-        if (t < from || t >= to) {
-            vi at = vi_set1(t);
-            vi seen = (at >= vi_load(a)) & (at < vi_load(b));
-            vf_store(s + t * TILE, vf_select(seen, vf_load(s + t * TILE), vf_set1(-INFINITY)));
-        }
+    hide_some(s, k0, from < k1 ? from : k1, a, b);
+    hide_some(s, to > k0 ? to : k0, k1, a, b);
 }
 
 /* Two keys' weights as pairs of high parts and of low parts. */
