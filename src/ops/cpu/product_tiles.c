@@ -83,7 +83,8 @@ static struct chunk chunk_at(const struct dg_gemm_kind *g, const struct group *g
     return c;
 }
 
-/* A group that is not full leaves what was in its last rows: nobody reads the sums of those. Decodes the chunk's rows up to the first `until`, asking for some lines of what comes after before each. */
+/* Decodes the chunk's rows up to the first `until`, asking for some lines of what comes after before each. A group that is not full leaves what was
+ * in its last rows: nobody reads the sums of those. */
 static void decode_until(const struct dg_gemm_kind *g, struct chunk *c, int until, struct ahead *ahead) {
     int first = 0;
     for (int w = 0; w < c->n_w && c->done < until; w++) {
