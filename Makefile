@@ -184,7 +184,10 @@ $(B)/tests/emulated/%.o: src/ops/cpu/%.c tests/cpu/emulate_avx512.h tests/cpu/em
 $(B)/tests/cpu_ops_emulated: $(B)/tests/ops/cpu_ops.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
-TEST_CPU := $(B)/tests/cpu_ops_emulated
+$(B)/tests/cpu_tiles_emulated: $(B)/tests/unit/cpu_tiles_test.o $(B)/tests/cpu/emulated.o $(EMULATED_CPU) $(SUPPORT_OBJ) $(B)/libdiffgemma.a
+	@mkdir -p $(@D)
+	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+TEST_CPU := $(B)/tests/cpu_ops_emulated $(B)/tests/cpu_tiles_emulated
 endif
 
 $(B)/tests/%.o: CFLAGS_FILE := -Itests
@@ -212,7 +215,7 @@ bench: $(B)/diffgemma $(BENCH_BIN)
 
 # Programs, the libraries they need with their loader, the bundled model: runs wherever a kernel and a shell are.
 PACK := $(B)/bench-pack
-PACK_BIN := $(B)/diffgemma $(B)/bench/cpu $(B)/bench/cpu_attention $(B)/tests/cpu_ops
+PACK_BIN := $(B)/diffgemma $(B)/bench/cpu $(B)/bench/cpu_attention $(B)/tests/cpu_ops $(B)/tests/cpu_tiles_test
 bench-pack: $(PACK_BIN)
 	rm -rf $(PACK) && mkdir -p $(PACK)/bin $(PACK)/lib
 	strip -o $(PACK)/bin/diffgemma $(B)/diffgemma

@@ -9,6 +9,7 @@
 #include "core/half.h"
 #include "core/mem.h"
 #include "ops/cpu/cpu.h"
+#include "ops/cpu/kernels.h"
 #include "ops/cpu/read_rate.h"
 
 #include <math.h>
@@ -317,6 +318,36 @@ static void scaling(const struct dg_cpu_opts *o, const struct dg_reserve *r, con
     dg_backend_destroy(one);
 }
 
+/* What the instructions of decoding cost, memory and products apart: rows that lie in the second cache, a chunk at a time into a panel that lies
+ * in the first, on one thread. */
+static void decoding(enum dg_format fmt) {
+    enum { ROWS_HERE = 32, TIMES = 20, CHUNK = 256, PANEL_ROW = CHUNK + 16 };
+    char what[96];
+    snprintf(what, sizeof what, "decode %s in cache", dg_format_traits(fmt)->name);
+    if (!wanted(what))
+        return;
+    struct dg_cpu_kernels k;
+    dg_cpu_kernels_init(&k, b.level);
+    const struct dg_gemm_kind *g = &k.gemm.kind[b.be->ops->act == DG_BF16];
+    uint8_t *w = weights(fmt, 1, ROWS_HERE, HIDDEN);
+    float *panel = need(dg_calloc(ROWS_HERE * PANEL_ROW, sizeof *panel));
+    int64_t row = dg_format_row_bytes(fmt, HIDDEN), head = dg_format_traits(fmt)->mat_extra;
+    double t[99];
+    for (int i = -1; i < b.repeat; i++) {
+        double start = read_clock(CLOCK_THREAD_CPUTIME_ID);
+        for (int n = 0; n < TIMES; n++)
+            for (int64_t k0 = 0; k0 < HIDDEN; k0 += CHUNK)
+                for (int r = 0; r < ROWS_HERE; r++)
+                    g->decode[fmt](w + head + r * row, HIDDEN, k0, CHUNK, panel + r * PANEL_ROW);
+        if (i >= 0)
+            t[i] = read_clock(CLOCK_THREAD_CPUTIME_ID) - start;
+    }
+    printf("%s,%.3g,ns for 32 weights,%s\n", what, median(t, b.repeat) * 1e9 / ((double)TIMES * ROWS_HERE * HIDDEN / 32), b.command);
+    fflush(stdout);
+    dg_free(w);
+    dg_free(panel);
+}
+
 struct expert_case {
     struct dg_plane x, y;
     struct dg_routing route;
@@ -449,6 +480,8 @@ int main(int argc, char **argv) {
         linear(all[f], 1, 65536, true);
     linear(DG_FMT_BF16, 8, 65536, true);
     scaling(&o, &r, &model);
+    for (int f = 1; f < 5; f++)
+        decoding(all[f]);
     experts(DG_FMT_Q4_BLOCK, ROWS);
     experts(DG_FMT_Q6_BLOCK, ROWS);
     experts(DG_FMT_NVFP4_BLOCK, ROWS);

@@ -1,9 +1,11 @@
 /* The CPU ops that are no product with weights, at the shape of the 26B model: 256 rows, real widths and contexts, synthetic values.
  * bench/cpu_attention [--threads N] [--cpu LEVEL] [--quick] [--attention] [--cpu-time]: --quick leaves the 32k contexts out, --attention
  * everything but attention and the product that it is compared with. --cpu-time counts the process's processor time, all threads together,
- * instead of the clock on the wall: for machines that others use meanwhile, with --threads 1. */
+ * instead of the clock on the wall: for machines that others use meanwhile, with --threads 1. Where attention goes on tile registers each case
+ * is measured on vectors too, by the level below. */
 #include "core/half.h"
 #include "ops/backends.h"
+#include "ops/cpu/cpu.h"
 #include "session/turn.h"
 
 #include <math.h>
@@ -270,6 +272,18 @@ static double rows_ops(struct dg_backend *be, bool product_only) {
     return gemm;
 }
 
+/* The backend of the level below tile registers, on the same planes; NULL where the other has none. */
+static struct dg_backend *on_vectors(const struct dg_backend *be, const struct dg_model *model, struct dg_backend_opts bo,
+                                     const struct dg_reserve *want) {
+    struct dg_backend *other = NULL;
+    if (dg_cpu_backend_level(be) != DG_CPU_AMX || be->ops->act != DG_BF16)
+        return NULL;
+    bo.cpu[0] = "avx512bf16";
+    if (dg_backend_open(&other, "cpu", model, &bo, NULL) != DG_OK || dg_backend_reserve(other, want, NULL) != DG_OK)
+        exit(1);
+    return other;
+}
+
 int main(int argc, char **argv) {
     struct dg_backend_opts bo = {0};
     bool quick = false, attention_only = false;
@@ -303,12 +317,20 @@ int main(int argc, char **argv) {
                                        {"top-k 8k", 512, 2, 0, DG_TOPK_DYN, 8192, false},
                                        {"dense 32k", 512, 2, 0, 0, 32768, false},
                                        {"top-k 32k", 512, 2, 0, DG_TOPK_DYN, 32768, false}};
+    struct dg_backend *vectors = on_vectors(be, &model, bo, &need_scratch);
     double t[5] = {0};
     for (int i = 0; i < (quick ? 3 : 5); i++) {
         char name[80];
         t[i] = attention(be, &cases[i], i < 3 ? REPEATS : 3);
         snprintf(name, sizeof name, "attention %s 256 rows", cases[i].name);
         row(name, t[i] * 1e3, "ms");
+        if (vectors) {
+            double slow = attention(vectors, &cases[i], 3);
+            snprintf(name, sizeof name, "attention %s 256 rows, on vectors", cases[i].name);
+            row(name, slow * 1e3, "ms");
+            snprintf(name, sizeof name, "attention %s, times as fast as on vectors", cases[i].name);
+            row(name, slow / t[i], "ratio");
+        }
         if (!cases[i].topk) {
             snprintf(name, sizeof name, "attention %s, rate", cases[i].name);
             row(name, work(&cases[i]) / t[i] * 1e-9, "GFLOP/s");
@@ -327,6 +349,8 @@ int main(int argc, char **argv) {
         row("attention of a step at 32k: 25 sliding + 5 top-k layers", (25 * t[0] + 5 * t[4]), "s");
         row("attention of a step at 32k: 25 sliding + 5 dense layers", (25 * t[0] + 5 * t[3]), "s");
     }
+    if (vectors)
+        dg_backend_destroy(vectors);
     dg_backend_destroy(be);
     return 0;
 }

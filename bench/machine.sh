@@ -80,6 +80,9 @@ status=$?
 grep -E '^(not ok|ok|FAILED)' "$tmp/kcheck"
 grep -q '^not ok' "$tmp/kcheck" && status=1
 end kcheck $status
+begin "attention's kernels on tile registers, where there are any"
+CMOCKA_MESSAGE_OUTPUT=TAP free_run cpu_tiles_test 2>&1
+end tiles $?
 if [ "${STEP:-1}" != 0 ]; then
     begin "drawing weights"
     wait $synth
@@ -97,8 +100,8 @@ end dense $?
 begin "oneDNN with all that this processor has"
 run cpu --threads "$threads" --repeat 7 "onednn"
 end onednn $?
-begin "M = 1 and 8, experts, head"
-run cpu --threads "$threads" --repeat 5 "linear bf16 1x|linear q8_row 1x|linear q4_block 1x|linear q6_block 1x|linear nvfp4_block 1x|8x65536|experts|head"
+begin "M = 1 and 8, decoding in the cache, experts, head"
+run cpu --threads "$threads" --repeat 5 "linear bf16 1x|linear q8_row 1x|linear q4_block 1x|linear q6_block 1x|linear nvfp4_block 1x|8x65536|decode|experts|head"
 end small $?
 begin "f32 planes"
 run cpu --threads "$threads" --repeat 5 --planes f32 "256x2816x2816|experts q4"

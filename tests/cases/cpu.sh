@@ -22,6 +22,17 @@ for prog in cpu_ops cpu_ops_emulated; do
     fi
 done
 
+# attention on tile registers: its kernels one by one, its bits, its error in f32
+if [ ! -x "$DG_BUILD/tests/cpu_tiles_emulated" ]; then
+    echo "ok - cpu_tiles_emulated # SKIP not built for this architecture"
+elif CMOCKA_MESSAGE_OUTPUT=TAP "$DG_BUILD/tests/cpu_tiles_emulated" >"$tmp/out" 2>"$tmp/err" && ! grep -q '^not ok' "$tmp/out"; then
+    echo "ok - attention on emulated tile registers: $(grep -c '^ok' "$tmp/out") tests"
+else
+    grep '^not ok' "$tmp/out" >&2
+    tail -n 20 "$tmp/err" >&2
+    echo "not ok - attention on emulated tile registers: $(grep -m 1 '^not ok' "$tmp/out")"
+fi
+
 # what the op table and the sessions promise, on this backend
 for prog in ops_test session_test; do
     if DG_TEST_BACKEND=cpu "$DG_BUILD/tests/$prog" >"$tmp/out" 2>"$tmp/err" && grep -q '^ok' "$tmp/out" && ! grep -q '^not ok' "$tmp/out"; then

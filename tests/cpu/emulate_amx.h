@@ -14,10 +14,13 @@ struct emu_tile {
     uint8_t row[16][64];
 };
 
-static _Thread_local struct {
+/* one for all files of kernels: who loads the configuration and who uses the tiles may be two of them */
+struct emu_amx {
     struct emu_tile tile[8];
     bool on;
-} emu_amx;
+};
+extern _Thread_local struct emu_amx emu_amx;
+__attribute__((weak)) _Thread_local struct emu_amx emu_amx;
 
 EMU struct emu_tile *emu_tile(int i) {
     if (!emu_amx.on) {

@@ -5,6 +5,7 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -142,10 +143,27 @@ EMU emu_q emu_broadcast_i32x4(__m128i b) {
         memcpy((char *)&v + 16 * i, &b, 16);
     return v;
 }
-EMU unsigned emu_cmp_unordered(emu_f a, emu_f b) {
+EMU unsigned emu_cmp_ps(emu_f a, emu_f b, int how) {
     unsigned m = 0;
-    EMU_LANES(16) m |= (unsigned)(isnan(a[i]) || isnan(b[i])) << i;
+    EMU_LANES(16) {
+        bool unordered = isnan(a[i]) || isnan(b[i]);
+        bool is = how == _CMP_UNORD_Q ? unordered : how == _CMP_NEQ_UQ ? unordered || a[i] < b[i] || a[i] > b[i] : !unordered && a[i] > b[i];
+        m |= (unsigned)is << i;
+    }
     return m;
+}
+EMU emu_f emu_maskz_sub_ps(unsigned m, emu_f a, emu_f b) {
+    EMU_LANES(16) a[i] = m >> i & 1 ? a[i] - b[i] : 0;
+    return a;
+}
+EMU emu_f emu_roundscale_ps(emu_f v) {
+    EMU_LANES(16) v[i] = rintf(v[i]);
+    return v;
+}
+/* a times two to the floor of b, rounded once. */
+EMU emu_f emu_scalef_ps(emu_f a, emu_f b) {
+    EMU_LANES(16) a[i] = isnan(a[i]) || isnan(b[i]) ? NAN : ldexpf(a[i], b[i] < -4096 ? -4096 : b[i] > 4096 ? 4096 : (int)floorf(b[i]));
+    return a;
 }
 EMU emu_q emu_ternary(emu_q a, emu_q b, emu_q c, int how) {
     emu_q v = {0};
@@ -209,6 +227,7 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 }
 
 #undef _mm512_setr_ps
+#undef _mm512_cmp_ps_mask
 #undef _mm512_setr_epi32
 #define __m512 emu_f
 #define __m512i emu_q
@@ -259,7 +278,10 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 #define _mm512_permutexvar_epi16 emu_permutexvar_epi16
 #define _mm512_shuffle_epi8 emu_shuffle_epi8
 #define _mm512_broadcast_i32x4 emu_broadcast_i32x4
-#define _mm512_cmp_ps_mask(a, b, how) emu_cmp_unordered(a, b)
+#define _mm512_cmp_ps_mask emu_cmp_ps
+#define _mm512_maskz_sub_ps emu_maskz_sub_ps
+#define _mm512_roundscale_ps(v, how) emu_roundscale_ps(v)
+#define _mm512_scalef_ps emu_scalef_ps
 #define _mm512_movepi32_mask emu_movepi32_mask
 #define _mm512_mask_blend_epi32 emu_mask_blend_epi32
 #define _mm512_cvtph_ps emu_cvtph_ps

@@ -4,53 +4,31 @@
  * multiples of DG_VEC_TILE in absolute position, so every query sees the same tiles in the same order however a batch is cut, and those
  * that hold nothing it may see leave its sums as they are. Dense and sliding attention keep a running maximum and sum (online softmax) and
  * add weights x values tile by tile. Top-k collects the scores above the best k-th so far and comes to the values when all keys have passed. */
-#include "ops/cpu/rows.h"
+#include "ops/cpu/attention.h"
 
 #include "core/half.h"
+#include "ops/cpu/product.h"
 
 #include <math.h>
-#include <stdatomic.h>
 
-struct att_job {
-    const struct dg_cpu *c;
-    const struct dg_plane *q;
-    int32_t heads;
-    const struct dg_batch *batch;
-    const struct dg_kv_layer *kv;
-    struct dg_plane *y;
-    int32_t row0, row1;    /* rows of the batch that this run computes */
-    bool topk;
-    int32_t group, hdp;    /* query heads a kv head; head dimension, padded */
-    int32_t block_heads, block_rows;
-    atomic_llong next;     /* block nobody has taken */
-    int32_t room;          /* candidates a query of a top-k may hold between two selections */
-};
+static const struct dg_vec_kernels *vec(const struct dg_att_block *b) { return &b->j->c->k.vec; }
 
-/* One block in work. */
-struct att_block {
-    const struct att_job *j;
-    int32_t row, rows, head, heads, kvh; /* first row, first query head, of kv head kvh */
-    int32_t nq;                          /* rows * heads; query i is row + i / heads, head + i % heads */
-    int64_t lo, hi;                      /* positions that some row sees */
-    float *q, *o, *k, *v, *s;
-    float max[DG_ROWS_BLOCK], sum[DG_ROWS_BLOCK], alpha[DG_ROWS_BLOCK];
-    int64_t from[DG_ROWS_BLOCK], to[DG_ROWS_BLOCK]; /* positions that a query sees */
-    struct dg_vec_found found[DG_ROWS_BLOCK];
-};
-
-static const struct dg_vec_kernels *vec(const struct att_block *b) { return &b->j->c->k.vec; }
-
-static void load_queries(struct att_block *b) {
-    const struct att_job *j = b->j;
+static void load_queries(struct dg_att_block *b) {
+    const struct dg_att_job *j = b->j;
     int32_t hd = j->kv->hd, hdp = j->hdp;
+    for (int32_t i = 0; i < b->nq; i++) {
+        float *dst = b->q + (int64_t)i * hdp;
+        dg_rows_load(vec(b), j->q->data, j->q->dtype, dg_att_at(b, j->q, i), hd, dst);
+        memset(dst + hd, 0, (size_t)(hdp - hd) * sizeof *dst);
+    }
+}
+
+static void begin_sums(struct dg_att_block *b) {
+    const struct dg_att_job *j = b->j;
     b->lo = INT64_MAX;
     b->hi = 0;
     for (int32_t i = 0; i < b->nq; i++) {
-        int32_t row = b->row + i / b->heads, head = b->head + i % b->heads;
-        float *dst = b->q + (int64_t)i * hdp;
-        dg_rows_load(vec(b), j->q->data, j->q->dtype, row * j->q->ld + (int64_t)head * hd, hd, dst);
-        memset(dst + hd, 0, (size_t)(hdp - hd) * sizeof *dst);
-        dg_batch_visible(j->batch, j->kv, row, &b->from[i], &b->to[i]);
+        dg_batch_visible(j->batch, j->kv, b->row + i / b->heads, &b->from[i], &b->to[i]);
         b->lo = b->from[i] < b->lo ? b->from[i] : b->lo;
         b->hi = b->to[i] > b->hi ? b->to[i] : b->hi;
         b->max[i] = -INFINITY;
@@ -60,7 +38,7 @@ static void load_queries(struct att_block *b) {
 
 /* Positions [first, first + DG_VEC_TILE) as rows of f32; those outside [b->lo, b->hi) are zero, for nobody may have written them. Returns how
  * many lead the tile, a multiple of four. */
-static int load_keys(struct att_block *b, int64_t first) {
+static int load_keys(struct dg_att_block *b, int64_t first) {
     const struct dg_kv_layer *kv = b->j->kv;
     int32_t hd = kv->hd, hdp = b->j->hdp;
     int n = 0;
@@ -77,7 +55,7 @@ static int load_keys(struct att_block *b, int64_t first) {
     return all;
 }
 
-static void load_values(struct att_block *b, int64_t first, int k0, int k1) {
+static void load_values(struct dg_att_block *b, int64_t first, int k0, int k1) {
     const struct dg_kv_layer *kv = b->j->kv;
     int32_t hd = kv->hd, panels = b->j->hdp / vec(b)->panel;
     float row[DG_HEAD_DIM_MAX];
@@ -89,8 +67,7 @@ static void load_values(struct att_block *b, int64_t first, int k0, int k1) {
     }
 }
 
-/* Rows [t0, t1) of the tile at `first` are on their way from memory: a cache's rows lie apart, and no prefetcher of the hardware follows. */
-static void ask_for(const struct att_block *b, const void *base, int64_t first, int t0, int t1) {
+void dg_att_ask_for(const struct dg_att_block *b, const void *base, int64_t first, int t0, int t1) {
     const struct dg_kv_layer *kv = b->j->kv;
     size_t bytes = dg_kv_head_bytes(kv->dtype, kv->hd);
     for (int t = t0; t < t1 && first + t < b->hi; t++) {
@@ -101,35 +78,36 @@ static void ask_for(const struct att_block *b, const void *base, int64_t first, 
 }
 
 /* Scores of the n keys loaded; meanwhile the values of this tile (next_v) or the keys of the next one are fetched. */
-static void score_tile(const struct att_block *b, int64_t first, int n, bool next_v) {
-    const struct att_job *j = b->j;
+static void score_tile(const struct dg_att_block *b, int64_t first, int n, bool next_v) {
+    const struct dg_att_job *j = b->j;
     for (int t = 0; t < n; t += 16) {
         if (next_v)
-            ask_for(b, j->kv->v, first, t, t + 16);
+            dg_att_ask_for(b, j->kv->v, first, t, t + 16);
         else
-            ask_for(b, j->kv->k, first + DG_VEC_TILE, t, t + 16);
+            dg_att_ask_for(b, j->kv->k, first + DG_VEC_TILE, t, t + 16);
         vec(b)->scores(b->q, b->nq, b->k + (int64_t)t * j->hdp, n - t < 16 ? n - t : 16, j->hdp, b->s + t);
     }
 }
 
 /* Adds the tile's weighted values, a quarter of the columns at a time, while the next tile's keys are fetched. */
-static void weigh_tile(const struct att_block *b, int64_t first, const float *alpha, int k0, int k1) {
-    const struct att_job *j = b->j;
+static void weigh_tile(const struct dg_att_block *b, int64_t first, const float *alpha, int k0, int k1) {
+    const struct dg_att_job *j = b->j;
     int panels = j->hdp / vec(b)->panel;
     for (int c = 0, i = 0; i < 4; i++) {
         int end = panels * (i + 1) / 4;
-        ask_for(b, j->kv->k, first + DG_VEC_TILE, i * 16, i * 16 + 16);
+        dg_att_ask_for(b, j->kv->k, first + DG_VEC_TILE, i * 16, i * 16 + 16);
         vec(b)->weigh(b->o + (int64_t)c * b->nq * vec(b)->panel, b->nq, b->nq, b->s, DG_VEC_TILE, alpha,
                       b->v + (int64_t)c * DG_VEC_TILE * vec(b)->panel, DG_VEC_TILE, k0, k1, end - c);
         c = end;
     }
 }
 
-static int in_tile(int64_t pos, int64_t first) { return pos <= first ? 0 : pos >= first + DG_VEC_TILE ? DG_VEC_TILE : (int)(pos - first); }
+static int in_tile(int64_t pos, int64_t first) { return dg_att_in_tile(pos, first, DG_VEC_TILE); }
 
-static void dense(struct att_block *b) {
-    const struct att_job *j = b->j;
+static void dense(struct dg_att_block *b) {
+    const struct dg_att_job *j = b->j;
     int32_t hd = j->kv->hd;
+    load_queries(b);
     memset(b->o, 0, (size_t)b->nq * (size_t)j->hdp * sizeof *b->o);
     for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
         int n = load_keys(b, first), k0 = in_tile(b->lo, first), k1 = in_tile(b->hi, first);
@@ -145,7 +123,7 @@ static void dense(struct att_block *b) {
     for (int32_t i = 0; i < b->nq; i++) {
         float out[DG_HEAD_DIM_MAX];
         vec(b)->from_panels(b->o, b->nq, i, hd, 1.0f / b->sum[i], out);
-        dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, (b->row + i / b->heads) * j->y->ld + (int64_t)(b->head + i % b->heads) * hd);
+        dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, dg_att_at(b, j->y, i));
     }
 }
 
@@ -174,8 +152,7 @@ static float kth_largest(const float *s, int32_t n, int32_t k, int32_t *ties) {
     return dg_bits_f32(prefix & 0x80000000u ? prefix & 0x7fffffffu : ~prefix);
 }
 
-/* Leaves the k best, in position order; of equal ones the earlier. Later keys must then be better than the worst of them. */
-static void keep_best(struct dg_vec_found *f, int32_t k) {
+void dg_att_keep_best(struct dg_vec_found *f, int32_t k) {
     if (f->n <= k)
         return;
     int32_t ties, n = 0;
@@ -190,7 +167,7 @@ static void keep_best(struct dg_vec_found *f, int32_t k) {
 }
 
 /* y += p[0] * head[0] + ..., n heads of the cache. */
-static void add_heads(const struct att_block *b, const void *const *head, const float *p, int n, float *y) {
+static void add_heads(const struct dg_att_block *b, const void *const *head, const float *p, int n, float *y) {
     const struct dg_kv_layer *kv = b->j->kv;
     const uint16_t *half[4] = {head[0], head[1], head[2], head[3]};
     const float *whole[4] = {head[0], head[1], head[2], head[3]};
@@ -208,8 +185,8 @@ static void add_heads(const struct att_block *b, const void *const *head, const 
 }
 
 /* y = the values of the found keys, weighted by the softmax of their scores. */
-static void gather(const struct att_block *b, int32_t i) {
-    const struct att_job *j = b->j;
+static void gather(const struct dg_att_block *b, int32_t i) {
+    const struct dg_att_job *j = b->j;
     const struct dg_kv_layer *kv = j->kv;
     const struct dg_vec_found *f = &b->found[i];
     float max = -INFINITY, out[DG_HEAD_DIM_MAX];
@@ -224,16 +201,29 @@ static void gather(const struct att_block *b, int32_t i) {
         for (int r = 0; r < n; r++)
             head[r] = dg_rows_head(kv, kv->v, f->key[t + r], b->kvh);
         for (int r = 0; r < 4 && t + 4 + r < f->n; r++)
-            ask_for(b, kv->v, f->key[t + 4 + r], 0, 1);
+            dg_att_ask_for(b, kv->v, f->key[t + 4 + r], 0, 1);
         add_heads(b, head, f->score + t, n, out);
     }
     for (int32_t c = 0; c < hd; c++)
         out[c] /= sum; /* no score above -inf: 0 / 0, as the softmax of nothing is */
-    dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, (b->row + i / b->heads) * j->y->ld + (int64_t)(b->head + i % b->heads) * hd);
+    dg_rows_store(vec(b), out, hd, j->y->data, j->y->dtype, dg_att_at(b, j->y, i));
 }
 
-static void topk(struct att_block *b, int part) {
-    const struct att_job *j = b->j;
+static void collect(struct dg_att_block *b, const int32_t *keys) {
+    load_queries(b);
+    for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
+        int n = load_keys(b, first);
+        score_tile(b, first, n, false);
+        for (int32_t i = 0; i < b->nq; i++) {
+            if (b->found[i].n + DG_VEC_TILE > b->j->room)
+                dg_att_keep_best(&b->found[i], keys[i]);
+            vec(b)->collect(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), (int32_t)first, &b->found[i]);
+        }
+    }
+}
+
+static void topk(struct dg_att_block *b, int part, void *scratch) {
+    const struct dg_att_job *j = b->j;
     const struct dg_cpu_rows *r = &j->c->rows;
     int32_t keys[DG_ROWS_BLOCK];
     for (int32_t i = 0; i < b->nq; i++) {
@@ -241,36 +231,34 @@ static void topk(struct att_block *b, int part) {
         b->found[i] = (struct dg_vec_found){r->found_score + at, r->found_key + at, 0, -INFINITY, false};
         keys[i] = (int32_t)dg_batch_keys(j->batch, b->to[i] - b->from[i]);
     }
-    for (int64_t first = b->lo / DG_VEC_TILE * DG_VEC_TILE; first < b->hi; first += DG_VEC_TILE) {
-        int n = load_keys(b, first);
-        score_tile(b, first, n, false);
-        for (int32_t i = 0; i < b->nq; i++) {
-            if (b->found[i].n + DG_VEC_TILE > j->room)
-                keep_best(&b->found[i], keys[i]);
-            vec(b)->collect(b->s + i * DG_VEC_TILE, in_tile(b->from[i], first), in_tile(b->to[i], first), (int32_t)first, &b->found[i]);
-        }
-    }
+    if (j->tiles)
+        dg_att_tiles_collect(b, scratch, keys);
+    else
+        collect(b, keys);
     for (int32_t i = 0; i < b->nq; i++) {
-        keep_best(&b->found[i], keys[i]);
+        dg_att_keep_best(&b->found[i], keys[i]);
         gather(b, i);
     }
 }
 
 /* Blocks: slices of a kv head's query heads, cuts of the rows. */
-static int32_t slices_of(const struct att_job *j) { return (j->group + j->block_heads - 1) / j->block_heads; }
-static int32_t cuts_of(const struct att_job *j) { return (j->row1 - j->row0 + j->block_rows - 1) / j->block_rows; }
-static int64_t units_of(const struct att_job *j) { return (int64_t)j->kv->kv_heads * slices_of(j) * cuts_of(j); }
+static int32_t slices_of(const struct dg_att_job *j) { return (j->group + j->block_heads - 1) / j->block_heads; }
+static int32_t cuts_of(const struct dg_att_job *j) { return (j->row1 - j->row0 + j->block_rows - 1) / j->block_rows; }
+static int64_t units_of(const struct dg_att_job *j) { return (int64_t)j->kv->kv_heads * slices_of(j) * cuts_of(j); }
 
 static void att_part(void *arg, int part, int n_parts) {
     (void)n_parts;
-    struct att_job *j = arg;
+    struct dg_att_job *j = arg;
     const struct dg_cpu_rows *r = &j->c->rows;
-    struct att_block b = {.j = j};
+    struct dg_att_block b = {.j = j};
     b.q = r->query + (int64_t)part * 2 * r->query_floats;
     b.o = b.q + r->query_floats;
     b.k = r->tile + (int64_t)part * 2 * r->tile_floats;
     b.v = b.k + r->tile_floats;
     b.s = r->score + (int64_t)part * DG_ROWS_BLOCK * DG_VEC_TILE;
+    void *scratch = j->tiles ? (char *)r->tiles + part * r->tiles_bytes : NULL;
+    if (j->tiles)
+        dg_product_begin(j->c);
     int32_t slices = slices_of(j), cuts = cuts_of(j);
     int64_t units = units_of(j);
     /* whoever is free takes the next block: those of later rows of a causal batch see more keys. Who computes it leaves no trace in it. */
@@ -282,20 +270,24 @@ static void att_part(void *arg, int part, int n_parts) {
         b.head = b.kvh * j->group + slice * j->block_heads;
         b.heads = j->group - slice * j->block_heads < j->block_heads ? j->group - slice * j->block_heads : j->block_heads;
         b.nq = b.rows * b.heads;
-        load_queries(&b);
+        begin_sums(&b);
         if (j->topk)
-            topk(&b, part);
+            topk(&b, part, scratch);
+        else if (j->tiles)
+            dg_att_tiles_dense(&b, scratch);
         else
             dense(&b);
     }
+    if (j->tiles)
+        dg_product_end(j->c);
 }
 
 /* Rows [row0, row1), all dense (keys 0) or all with at most `keys` keys a query. */
-static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t row1, int32_t keys) {
+static void run(struct dg_backend *be, struct dg_att_job *j, int32_t row0, int32_t row1, int32_t keys) {
     if (row0 >= row1)
         return;
-    int64_t most = DG_ROWS_QUERIES / j->hdp;
-    j->room = 3 * keys + 2 * DG_VEC_TILE; /* fewer would be sorted out too often */
+    int64_t most = j->tiles ? DG_ROWS_BLOCK : DG_ROWS_QUERIES / j->hdp;
+    j->room = 3 * keys + 2 * (j->tiles ? DG_ATT_KEYS : DG_VEC_TILE); /* fewer would be sorted out too often */
     j->topk = keys > 0;
     if (j->topk && most > DG_ROWS_FOUND / j->room)
         most = DG_ROWS_FOUND / j->room;
@@ -312,9 +304,10 @@ static void run(struct dg_backend *be, struct att_job *j, int32_t row0, int32_t 
 
 void dg_cpu_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                       const struct dg_kv_layer *kv, struct dg_plane *y) {
-    struct att_job j = {.c = be->impl, .q = q, .heads = heads, .batch = batch, .kv = kv, .y = y};
+    struct dg_att_job j = {.c = be->impl, .q = q, .heads = heads, .batch = batch, .kv = kv, .y = y};
     j.group = heads / kv->kv_heads;
     j.hdp = (int32_t)dg_rows_pad(kv->hd);
+    j.tiles = dg_att_tiles_here(j.c, q, kv);
     /* rows that see more keys than they may attend to: the later ones of a causal batch, or all */
     int32_t from = batch->n_live;
     int64_t most = 0;

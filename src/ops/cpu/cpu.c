@@ -153,6 +153,7 @@ enum dg_cpu_level dg_cpu_backend_level(const struct dg_backend *be) { return ((c
 void dg_cpu_describe(const struct dg_backend *be, char *text, size_t n) {
     const struct dg_cpu *c = be->impl;
     const struct dg_gemm_kind *g = dg_cpu_kind(c);
-    snprintf(text, n, "products %s (%s, tiles of %d x %d, %d elements a step, chunks of %d), rows %s", g->name, g->elem == 2 ? "bf16" : "f32", g->mr,
-             g->nr, g->step, g->kc, c->k.vec.name);
+    const char *attention = c->k.att && c->ops.act == DG_BF16 ? ", attention on tiles" : "";
+    snprintf(text, n, "products %s (%s, tiles of %d x %d, %d elements a step, chunks of %d), rows %s%s", g->name,
+             g->elem == 2 ? "bf16" : "f32", g->mr, g->nr, g->step, g->kc, c->k.vec.name, attention);
 }

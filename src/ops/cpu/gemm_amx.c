@@ -6,6 +6,7 @@
 
 #include "core/half.h"
 #include "ops/cpu/gemm.h"
+#include "ops/cpu/transpose512.h"
 
 #define TILE 16
 #define STEP 32
@@ -87,43 +88,12 @@ static void run_tiles(const struct dg_gemm_tiles *t) {
         tiles(t, 1, 1);
 }
 
-/* Sixteen by sixteen: what was lane j of vector i becomes lane i of vector j. */
-INLINE void transpose(__m512 *r) {
-    __m512 t[TILE];
-    UNROLL
-    for (int i = 0; i < TILE; i += 2) {
-        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
-    }
-    UNROLL
-    for (int i = 0; i < TILE; i += 4)
-        UNROLL
-        for (int j = 0; j < 2; j++) {
-            __m512d a = _mm512_castps_pd(t[i + j]), b = _mm512_castps_pd(t[i + 2 + j]);
-            r[i + 2 * j] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b));
-            r[i + 2 * j + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-        }
-    /* quarter q of r[4 i + j] holds rows 4 i to 4 i + 3 of column 4 q + j */
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        __m512 a = _mm512_shuffle_f32x4(r[j], r[4 + j], 0x44), b = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0x44);
-        __m512 c = _mm512_shuffle_f32x4(r[j], r[4 + j], 0xee), d = _mm512_shuffle_f32x4(r[8 + j], r[12 + j], 0xee);
-        t[j] = _mm512_shuffle_f32x4(a, b, 0x88);
-        t[4 + j] = _mm512_shuffle_f32x4(a, b, 0xdd);
-        t[8 + j] = _mm512_shuffle_f32x4(c, d, 0x88);
-        t[12 + j] = _mm512_shuffle_f32x4(c, d, 0xdd);
-    }
-    UNROLL
-    for (int i = 0; i < TILE; i++)
-        r[i] = t[i];
-}
-
 static void put(const float *tile, int n, float *c, int64_t ldc) {
     __m512 r[TILE];
     UNROLL
     for (int i = 0; i < TILE; i++)
         r[i] = _mm512_loadu_ps(tile + i * TILE);
-    transpose(r);
+    transpose512(r);
     if (n == TILE) {
         UNROLL
         for (int i = 0; i < TILE; i++)
@@ -162,7 +132,7 @@ INLINE __m512 step_f32(const void *row, int64_t at, int64_t n) {
             UNROLL                                                                     \
             for (int i = 0; i < TILE; i++)                                             \
                 r[i] = i < n ? step(row[i], at, k) : _mm512_setzero_ps();              \
-            transpose(r);                                                              \
+            transpose512(r);                                                              \
             UNROLL                                                                     \
             for (int i = 0; i < TILE; i++)                                             \
                 _mm512_storeu_ps(d + i * TILE, r[i]);                                  \

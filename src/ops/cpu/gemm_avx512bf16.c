@@ -150,7 +150,7 @@ FORMAT(f32, take_f32, value_f32)
 #define SECOND 0x100010
 /* A table of thirty-two words is two blocks' values: the fifth bit of an index tells which. With one block it holds those twice. */
 INLINE __m512bh take_q4(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *block = row + at / 32 * 20;
+    const uint8_t *block = row + (uint64_t)at / 32 * 20;
     __m512 values = q4_table(block);
     (void)k;
     return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(block + 4, _mm512_set1_epi32(0)), (__m512i)both(values, values));
@@ -177,7 +177,7 @@ static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n
 }
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *block = row + at / 32 * 28;
+    const uint8_t *block = row + (uint64_t)at / 32 * 28;
     (void)k;
     return both(q6_half(block, 0), q6_half(block, 1));
 }
@@ -195,10 +195,10 @@ static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
 FORMAT(q8, take_q8, value_q8)
 
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *scale = row + k / 2 + at / 16;
+    const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
     const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
     __m512i values = (__m512i)both(nvfp4_table(scale[0]), nvfp4_table(scale[1]));
-    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + at / 2, fifth), values);
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + (uint64_t)at / 2, fifth), values);
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};

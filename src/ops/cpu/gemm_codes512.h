@@ -8,21 +8,19 @@
 
 #if defined(__x86_64__)
 
-DG_AVX512 static inline __m512 code_scale(const uint8_t *p) {
-    uint16_t h;
-    memcpy(&h, p, sizeof h);
-    return _mm512_set1_ps(dg_bf16_f32(h));
-}
-
-/* The sixteen values of a q4 block. Scale and minimum come as one word from memory: two broadcasts through general registers would take the
- * port that the lookups need. */
-DG_AVX512 static inline __m512 q4_table(const uint8_t *block) {
-    const __m512 code = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+/* Codes of a q4 or q6 block times its scale plus its minimum. Those come as one word from memory: two broadcasts through general registers would
+ * take the port that lookups and shuffles need. */
+DG_AVX512 static inline __m512 scaled(const uint8_t *block, __m512 code) {
     int32_t head;
     memcpy(&head, block, sizeof head);
     __m512i both = _mm512_set1_epi32(head);
     __m512i min = _mm512_and_epi32(both, _mm512_set1_epi32(-0x10000));
     return _mm512_fmadd_ps((__m512)_mm512_slli_epi32(both, 16), code, (__m512)min);
+}
+
+/* The sixteen values of a q4 block. */
+DG_AVX512 static inline __m512 q4_table(const uint8_t *block) {
+    return scaled(block, _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
 }
 
 /* The first or last sixteen values of a q6 block. Its codes are 24 bytes: the loads begin at the first and at the eighth, so that none
@@ -34,7 +32,7 @@ DG_AVX512 static inline __m512 q6_half(const uint8_t *block, int half) {
     const __m512i shift = _mm512_setr_epi32(0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18, 0, 6, 12, 18);
     __m512i b = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(block + 4 + 8 * half)));
     b = _mm512_srlv_epi32(_mm512_shuffle_epi8(b, _mm512_loadu_si512(pick[half])), shift);
-    return _mm512_fmadd_ps(code_scale(block), _mm512_cvtepi32_ps(_mm512_and_epi32(b, _mm512_set1_epi32(63))), code_scale(block + 2));
+    return scaled(block, _mm512_cvtepi32_ps(_mm512_and_epi32(b, _mm512_set1_epi32(63))));
 }
 
 DG_AVX512 static inline __m512 q8_codes(const int8_t *q) {

@@ -2,6 +2,7 @@
 #ifndef DG_OPS_CPU_KERNELS_H
 #define DG_OPS_CPU_KERNELS_H
 
+#include "ops/cpu/att_kernels.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/level.h"
 #include "ops/cpu/vec.h"
@@ -10,6 +11,7 @@ struct dg_cpu_kernels {
     enum dg_cpu_level level;
     struct dg_gemm_kernels gemm; /* products of matrices, epilogues, decoders */
     struct dg_vec_kernels vec;   /* rows: norms, attention, statistics */
+    const struct dg_att_kernels *att; /* attention on tile registers; NULL: on the vectors of `vec` */
 };
 
 /* Fills k for a level: scalar first, then weakest to strongest, so that a kernel a level lacks is that of the level below. Pure: it

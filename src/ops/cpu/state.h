@@ -13,7 +13,8 @@ struct dg_cpu_rows {
     float *found_score; /* [threads][DG_ROWS_FOUND] candidates of a top-k */
     int32_t *found_key;
     float *soft;   /* [threads] tile of embedding rows, sums of DG_VEC_TILE rows, their probabilities */
-    int64_t query_floats, tile_floats, soft_floats, soft_width;
+    void *tiles;   /* [threads] attention on tile registers, where the level and the planes have it; NULL elsewhere */
+    int64_t query_floats, tile_floats, soft_floats, soft_width, tiles_bytes;
 };
 
 /* Scratch of the matrix products; sized by dg_cpu_gemm_reserve. */
