@@ -39,7 +39,7 @@ GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     for (int j = 0; j < 4; j++)
         v[j] = vf_fma(scale, codes4(block + 4 + 4 * j), min);
 }
-GEMM_FORMAT(q4, take_q4, value_none)
+GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 /* Two 24-bit words of four codes begin at byte `at` of both halves. */
 static inline vf codes6(__m256i b, int at) {
@@ -65,7 +65,7 @@ GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     v[2] = vf_fma(scale, codes6(tail, 4), min);
     v[3] = vf_fma(scale, codes6(tail, 10), min);
 }
-GEMM_FORMAT(q6, take_q6, value_none)
+GEMM_FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
 GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
@@ -73,7 +73,7 @@ GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     for (int j = 0; j < 4; j++)
         v[j] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(row + 2 + at + 8 * j))));
 }
-GEMM_FORMAT(q8, take_q8, value_q8)
+GEMM_FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     /* twice the value, as an integer; the scale is halved in its table, since a broadcast from memory costs no arithmetic port */
@@ -88,7 +88,7 @@ GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     v[2] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(last)) * s1;
     v[3] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(last, 8))) * s1;
 }
-GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 
 void dg_gemm_init_avx2(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "avx2", 512);

@@ -88,10 +88,10 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
     }
 }
 
-/* A format's decoder and its product with one row of x, from `take`: 32 weights from element k0 + i on as vectors. Elements behind the last
- * 32 are `value`s. */
+/* A format's decoder and its product with one row of x, from `take`: 32 weights of so many bytes from element k0 + i on as vectors. Elements
+ * behind the last 32 are `value`s. */
 #define GEMM_VECS (32 / VL)
-#define GEMM_FORMAT(name, take, value)                                                                                              \
+#define GEMM_FORMAT(name, take, value, bytes)                                                                                       \
     static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                    \
         float *d = dst;                                                                                                             \
         int64_t i = 0;                                                                                                              \
@@ -106,14 +106,16 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
         for (int64_t end = (n + VL - 1) / VL * VL; i < end; i++)                                                                    \
             d[i] = i < n ? value(row, k, k0 + i) : 0;                                                                               \
     }                                                                                                                               \
-    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add) {       \
+    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,         \
+                           const uint8_t *ahead) {                                                                                  \
         const float *x = xp;                                                                                                        \
         vf acc[DG_GEMM_NR];                                                                                                         \
         (void)k;                                                                                                                    \
         GEMM_UNROLL                                                                                                                 \
         for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
             acc[r] = vf_set1(0);                                                                                                    \
-        for (int64_t i = 0; i < n; i += 32)                                                                                         \
+        for (int64_t i = 0; i < n; i += 32, ahead += DG_GEMM_NR * bytes) {                                                          \
+            dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
             GEMM_UNROLL                                                                                                             \
             for (int r = 0; r < DG_GEMM_NR; r++) {                                                                                  \
                 vf v[GEMM_VECS];                                                                                                    \
@@ -122,6 +124,7 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
                 for (int j = 0; j < GEMM_VECS; j++)                                                                                 \
                     acc[r] = vf_fma(vf_load(x + i + VL * j), v[j], acc[r]);                                                         \
             }                                                                                                                       \
+        }                                                                                                                           \
         sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
     }
 
@@ -135,7 +138,7 @@ static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_bf16_f32(dg_at_u16(row, at));
 }
-GEMM_FORMAT(bf16, take_bf16, value_bf16)
+GEMM_FORMAT(bf16, take_bf16, value_bf16, DG_GEMM_BYTES_BF16)
 
 GEMM_INLINE void take_f16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
@@ -147,7 +150,7 @@ static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_f16_f32(dg_at_u16(row, at));
 }
-GEMM_FORMAT(f16, take_f16, value_f16)
+GEMM_FORMAT(f16, take_f16, value_f16, DG_GEMM_BYTES_F16)
 
 GEMM_INLINE void take_f32(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
@@ -159,7 +162,7 @@ static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_at_f32(row, at);
 }
-GEMM_FORMAT(f32, take_f32, value_f32)
+GEMM_FORMAT(f32, take_f32, value_f32, DG_GEMM_BYTES_F32)
 
 /* The other formats' single values: q8_row may have any width, nvfp4 ends at a multiple of 16, the blocks of q4 and q6 at one of 32. */
 static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
