@@ -27,10 +27,11 @@ struct group {
     int n;
 };
 
-/* What a pair of groups asks the memory for while it is multiplied: the rows that come after it, in the order of the file. */
+/* What a pair of groups asks the memory for while it is in hand: the rows that come after it, in the order of the file. */
 struct ahead {
     const char *at, *end;
-    int64_t lines; /* a step */
+    int64_t step_lines; /* cache lines for a step of the tiles */
+    int64_t row_lines;  /* and for a chunk of a row that is decoded, where the tiles ask for none */
 };
 
 static int make_groups(const struct dg_product_rows *w, int n_w, struct group *group) {
@@ -43,9 +44,11 @@ static int make_groups(const struct dg_product_rows *w, int n_w, struct group *g
     return n;
 }
 
-static struct ahead look_ahead(const struct group *group, int next, int n_groups, const struct dg_product_rows *w, int64_t steps) {
+/* For the pair of groups from `at` on. */
+static struct ahead look_ahead(const struct group *group, int at, int n_groups, const struct dg_product_rows *w, int64_t k, int64_t steps) {
     const uint8_t *from = NULL;
-    int64_t bytes = 0;
+    int64_t bytes = 0, rows = (k + CHUNK - 1) / CHUNK * (group[at].n + (at + 1 < n_groups ? group[at + 1].n : 0));
+    int next = at + 2;
     if (next < n_groups) {
         from = group[next].row;
         bytes = group[next].n * group[next].row_bytes;
@@ -55,25 +58,30 @@ static struct ahead look_ahead(const struct group *group, int next, int n_groups
         from = dg_mat_row(w->w, w->row + w->ahead);
         bytes = (w->n < 2 * TILE ? w->n : 2 * TILE) * dg_format_row_bytes(w->w->fmt, w->w->k);
     }
-    return (struct ahead){(const char *)from, (const char *)from + bytes, (bytes / 64 + steps - 1) / steps};
+    return (struct ahead){(const char *)from, (const char *)from + bytes, (bytes / 64 + steps - 1) / steps, (bytes / 64 + rows - 1) / rows};
 }
 
-/* Elements [k0, k0 + n) of a group where the tiles will read them. */
-static void group_chunk(const struct dg_gemm_kind *g, const struct group *p, int64_t k, int64_t k0, int64_t n, char (*panel)[PANEL_ROW],
-                        const char **w, int64_t *w_row) {
+/* Elements [k0, k0 + n) of a group where the tiles will read them; whether they were decoded. Asks for `lines` cache lines a decoded row. */
+static bool group_chunk(const struct dg_gemm_kind *g, const struct group *p, int64_t k, int64_t k0, int64_t n, char (*panel)[PANEL_ROW],
+                        struct ahead *ahead, int64_t lines, const char **w, int64_t *w_row) {
     if (p->mat->fmt == g->raw && p->n == TILE && n % g->step == 0) {
         *w = (const char *)p->row + k0 * g->elem;
         *w_row = p->row_bytes;
-        return;
+        return false;
     }
     /* a group that is not full leaves what was in its last rows: nobody reads the sums of those */
-    for (int r = 0; r < p->n; r++)
+    for (int r = 0; r < p->n; r++) {
+        for (int64_t i = 0; i < lines && ahead->at < ahead->end; i++, ahead->at += 64)
+            __builtin_prefetch(ahead->at, 0, 2);
         g->decode[p->mat->fmt](p->row + r * p->row_bytes, k, k0, n, panel[r]);
+    }
     *w = panel[0];
     *w_row = PANEL_ROW;
+    return true;
 }
 
-/* One or two groups of w against all of x: columns c[0 .. 16 n_w - 1]. */
+/* One or two groups of w against all of x: columns c[0 .. 16 n_w - 1]. With few rows of x decoding takes longer than the tiles do, and longer than
+ * the memory: it asks for what comes next then, else memory would rest meanwhile. */
 static void multiply(const struct dg_gemm_kind *g, const struct group *group, int n_w, const char *block, int m, int64_t k, struct ahead *ahead,
                      struct scratch *s, float *c) {
     int n_x = (m + TILE - 1) / TILE;
@@ -81,9 +89,9 @@ static void multiply(const struct dg_gemm_kind *g, const struct group *group, in
     struct dg_gemm_tiles t = {.n_w = n_w};
     for (int64_t k0 = 0; k0 < k; k0 += CHUNK) {
         int64_t n = k - k0 < CHUNK ? k - k0 : CHUNK;
-        bool last = k0 + n == k;
+        bool last = k0 + n == k, decoded = false;
         for (int i = 0; i < n_w; i++)
-            group_chunk(g, group + i, k, k0, n, s->panel[i], &t.w[i], &t.w_row[i]);
+            decoded |= group_chunk(g, group + i, k, k0, n, s->panel[i], ahead, n_x > 2 ? 0 : ahead->row_lines, &t.w[i], &t.w_row[i]);
         t.steps = dg_product_padded(g, n) / g->step;
         t.to_c = last || n_x > 2;
         t.from = k0 == 0 ? DG_SUMS_ZERO : n_x > 2 ? DG_SUMS_C : DG_SUMS_KEPT;
@@ -93,7 +101,7 @@ static void multiply(const struct dg_gemm_kind *g, const struct group *group, in
             t.x[0] = block + x * x_tile + k0 * TILE * g->elem;
             t.x[1] = t.x[0] + x_tile;
             t.ahead = ahead->at;
-            t.ahead_lines = ahead->at < ahead->end ? ahead->lines : 0;
+            t.ahead_lines = ahead->at < ahead->end && (n_x > 2 || !decoded) ? ahead->step_lines : 0;
             ahead->at += t.ahead_lines * 64 * t.steps;
             g->tiles(&t);
             for (int i = 0; last && i < n_w * t.n_x; i++) {
@@ -111,7 +119,7 @@ void dg_product_tiles(const struct dg_cpu *cpu, int part, const void *block, int
     int n = make_groups(w, n_w, group);
     int64_t steps = dg_product_padded(g, k) / g->step * ((m + 2 * TILE - 1) / (2 * TILE));
     for (int i = 0; i < n; i += 2) {
-        struct ahead ahead = look_ahead(group, i + 2, n, w, steps);
+        struct ahead ahead = look_ahead(group, i, n, w, k, steps);
         multiply(g, group + i, n - i < 2 ? 1 : 2, block, m, k, &ahead, s, c + i * TILE);
     }
     float factor[DG_GEMM_COLS_MAX];
