@@ -22,10 +22,10 @@
     V(288.0f), V(320.0f), V(352.0f), V(384.0f), V(416.0f), V(448.0f), V(NAN)
 #define PLUS(v) (v)
 #define MINUS(v) (-(v))
-#define PLUS_HALF(v) (0.5f * (v))
-#define MINUS_HALF(v) (-0.5f * (v))
+#define PLUS_TOP(v) (0x1p-25f * (v))
+#define MINUS_TOP(v) (-0x1p-25f * (v))
 const float dg_gemm_e4m3[256] = {E4M3(PLUS), E4M3(MINUS)};
-const float dg_gemm_e4m3_half[256] = {E4M3(PLUS_HALF), E4M3(MINUS_HALF)};
+const float dg_gemm_e4m3_top[256] = {E4M3(PLUS_TOP), E4M3(MINUS_TOP)};
 
 float dg_gemm_row_factor(enum dg_format fmt, const uint8_t *mat, const uint8_t *row) {
     if (fmt == DG_FMT_Q8_ROW) {

@@ -40,7 +40,7 @@ struct dg_gemm_kind {
     int cols;            /* most rows of w in a panel, at most DG_GEMM_COLS_MAX, and the row length of its results */
     int group;           /* rows of x that are packed together */
     bool m_outer;        /* which of a tile's sides is kept in the nearest cache */
-    enum dg_format raw;  /* weights of this format are read in place */
+    enum dg_format raw;  /* weights of this format are read in place; DG_FMT_COUNT: none are */
     /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
      * DG_GEMM_NR rows of steps * step elements. */
     void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add);
@@ -104,8 +104,8 @@ void dg_gemm_init_amx(struct dg_gemm_kernels *k);
 void dg_gemm_init_neon(struct dg_gemm_kernels *k);
 void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
 
-/* E4M3 ("fn") as f32, for all 256 codes; and half of it. */
-extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_half[256];
+/* E4M3 ("fn") as f32, for all 256 codes; and 2^-25 of it, for integers of twice the value in the highest byte. */
+extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_top[256];
 
 /* Bytes of 32 weights, without what a row or a matrix has once. */
 #define DG_GEMM_BYTES_BF16 64
