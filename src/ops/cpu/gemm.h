@@ -106,6 +106,8 @@ void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
 
 /* E4M3 ("fn") as f32, for all 256 codes; and 2^-25 of it, for integers of twice the value in the highest byte. */
 extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_top[256];
+/* The values that the codes of nvfp4 have under each scale, as bf16: exact. */
+extern const uint16_t dg_gemm_nvfp4_bf16[256][16];
 
 /* Bytes of 32 weights, without what a row or a matrix has once. */
 #define DG_GEMM_BYTES_BF16 64

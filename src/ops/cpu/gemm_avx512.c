@@ -30,9 +30,11 @@ GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
 GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    __m512 values[2];
     (void)k;
-    v[0] = (vf)q6_half(row + at / 32 * 28, 0);
-    v[1] = (vf)q6_half(row + at / 32 * 28, 1);
+    q6_block(row + at / 32 * 28, values);
+    v[0] = (vf)values[0];
+    v[1] = (vf)values[1];
 }
 GEMM_FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 

@@ -181,8 +181,10 @@ static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + at / 32 * 28;
+    __m512 values[2];
     (void)k;
-    return both(q6_half(block, 0), q6_half(block, 1));
+    q6_block(block, values);
+    return both(values[0], values[1]);
 }
 FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
@@ -200,7 +202,8 @@ FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *scale = row + k / 2 + at / 16;
     const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
-    __m512i values = (__m512i)both(nvfp4_table(scale[0]), nvfp4_table(scale[1]));
+    __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[0]])),
+                                        _mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[1]]), 1);
     return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + at / 2, fifth), values);
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
