@@ -19,7 +19,7 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 #include "ops/cpu/gemm_codes512.h"
 
 GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    const uint8_t *block = row + at / 32 * 20;
+    const uint8_t *block = row + (uint64_t)at / 32 * 20;
     __m512 table = q4_table(block);
     __m128i b = _mm_loadu_si128((const __m128i *)(block + 4)), odd = _mm_srli_epi16(b, 4);
     (void)k;
@@ -32,7 +32,7 @@ GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     __m512 values[2];
     (void)k;
-    q6_block(row + at / 32 * 28, values);
+    q6_block(row + (uint64_t)at / 32 * 28, values);
     v[0] = (vf)values[0];
     v[1] = (vf)values[1];
 }
@@ -47,9 +47,9 @@ GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
 GEMM_FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    const uint8_t *scale = row + k / 2 + at / 16;
-    v[0] = (vf)nvfp4_block(row + at / 2, scale[0]);
-    v[1] = (vf)nvfp4_block(row + at / 2 + 8, scale[1]);
+    const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
+    v[0] = (vf)nvfp4_block(row + (uint64_t)at / 2, scale[0]);
+    v[1] = (vf)nvfp4_block(row + (uint64_t)at / 2 + 8, scale[1]);
 }
 GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 

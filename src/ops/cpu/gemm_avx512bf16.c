@@ -153,7 +153,7 @@ FORMAT(f32, take_f32, value_f32, DG_GEMM_BYTES_F32)
 #define SECOND 0x100010
 /* A table of thirty-two words is two blocks' values: the fifth bit of an index tells which. With one block it holds those twice. */
 INLINE __m512bh take_q4(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *block = row + at / 32 * 20;
+    const uint8_t *block = row + (uint64_t)at / 32 * 20;
     __m512 values = q4_table(block);
     (void)k;
     return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(block + 4, _mm512_set1_epi32(0)), (__m512i)both(values, values));
@@ -169,7 +169,7 @@ FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 /* As decode_q4, with one conversion for every two blocks. */
 static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     const __m512i second = _mm512_set1_epi32(SECOND), first = _mm512_set1_epi32(0);
-    const uint8_t *block = row + k0 / 32 * 20;
+    const uint8_t *block = row + (uint64_t)k0 / 32 * 20;
     uint16_t *d = dst;
     for (; n >= 2 * STEP; n -= 2 * STEP, k0 += 2 * STEP, block += 40, d += 2 * STEP) {
         __m512i values = (__m512i)both(q4_table(block), q4_table(block + 20));
@@ -180,7 +180,7 @@ static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n
 }
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *block = row + at / 32 * 28;
+    const uint8_t *block = row + (uint64_t)at / 32 * 28;
     __m512 values[2];
     (void)k;
     q6_block(block, values);
@@ -200,11 +200,11 @@ static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
 FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *scale = row + k / 2 + at / 16;
+    const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
     const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
     __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[0]])),
                                         _mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[1]]), 1);
-    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + at / 2, fifth), values);
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + (uint64_t)at / 2, fifth), values);
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
