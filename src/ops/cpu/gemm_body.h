@@ -7,6 +7,11 @@
 
 #ifdef VL
 
+/* Rows whose decoding a product with one row of x interleaves. */
+#ifndef GEMM_TOGETHER
+#define GEMM_TOGETHER 1
+#endif
+
 #include "core/half.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/simd_math.h"
@@ -156,12 +161,16 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
         for (int64_t i = 0; i < n; i += 32, ahead += DG_GEMM_NR * bytes) {                                                          \
             dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
             GEMM_UNROLL                                                                                                             \
-            for (int r = 0; r < DG_GEMM_NR; r++) {                                                                                  \
-                vf v[GEMM_VECS];                                                                                                    \
-                take(row[r], k, k0 + i, v);                                                                                         \
+            for (int r = 0; r < DG_GEMM_NR; r += GEMM_TOGETHER) {                                                                   \
+                vf v[GEMM_TOGETHER][GEMM_VECS];                                                                                     \
+                GEMM_UNROLL                                                                                                         \
+                for (int q = 0; q < GEMM_TOGETHER; q++)                                                                             \
+                    take(row[r + q], k, k0 + i, v[q]);                                                                              \
                 GEMM_UNROLL                                                                                                         \
                 for (int j = 0; j < GEMM_VECS; j++)                                                                                 \
-                    acc[r] = vf_fma(vf_load(x + i + VL * j), v[j], acc[r]);                                                         \
+                    GEMM_UNROLL                                                                                                     \
+                    for (int q = 0; q < GEMM_TOGETHER; q++)                                                                         \
+                        acc[r + q] = vf_fma(vf_load(x + i + VL * j), v[q][j], acc[r + q]);                                          \
             }                                                                                                                       \
         }                                                                                                                           \
         sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
