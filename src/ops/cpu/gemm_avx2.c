@@ -115,7 +115,8 @@ GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     const __m256i twice = _mm256_setr_epi8(TWICE, TWICE), nibble = _mm256_set1_epi64x(4ll << 32);
 #undef TWICE
     /* four bytes twice, of either block: for their even codes and for the odd ones */
-    const __m256i spread = _mm256_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 8, 9, 10, 11, 8, 9, 10, 11, 4, 5, 6, 7, 4, 5, 6, 7, 12, 13, 14, 15, 12, 13, 14, 15);
+    const __m256i spread = _mm256_setr_epi8(0, 1, 2, 3, 0, 1, 2, 3, 8, 9, 10, 11, 8, 9, 10, 11, 4, 5, 6, 7, 4, 5, 6, 7, 12, 13, 14, 15, 12, 13, 14,
+                                            15);
 #define TOP(a) -128, -128, -128, a, -128, -128, -128, a + 1, -128, -128, -128, a + 2, -128, -128, -128, a + 3
     const __m256i top[4] = {_mm256_setr_epi8(TOP(0), TOP(0)), _mm256_setr_epi8(TOP(4), TOP(4)), _mm256_setr_epi8(TOP(8), TOP(8)),
                             _mm256_setr_epi8(TOP(12), TOP(12))};
