@@ -216,18 +216,12 @@ static enum dg_status draw_on_device(struct dg_bench_rig *b, struct dg_error *er
                               .beside_ctx = b};
     struct dg_cuda_random w = {.cfg = &b->cfg, .embed = DG_FMT_BF16, .attention = DG_FMT_BF16, .dense = DG_FMT_BF16,
                                .self_conditioning = DG_FMT_Q8_ROW, .logit_spread = (float)o->spread, .seed = 1};
-    struct dg_buf text;
     const char *profile;
     DG_TRY(experts_format(o->experts, &w.experts, &profile, err));
     DG_TRY(dg_cuda_choose_kernels(o->model.cuda_kernels ? o->model.cuda_kernels : b->r.flags.cuda_kernels, &co, err));
-    dg_buf_init(&text, DG_CONFIG_FILE_MAX);
-    enum dg_status st = dg_synth_config(o->synth, (int)o->layers, &text, &b->cfg, err);
-    dg_buf_deinit(&text);
-    if (st == DG_OK)
-        st = dg_cuda_create_random(&b->r.be, &w, &co, err);
-    if (st == DG_OK)
-        dg_runtime_say_streamed(&b->r);
-    return st;
+    DG_TRY(dg_cuda_create_random(&b->r.be, &w, &co, err));
+    dg_runtime_say_streamed(&b->r);
+    return DG_OK;
 }
 
 enum dg_status dg_bench_make_pack(struct dg_bench_rig *b, struct dg_error *err) {
@@ -300,6 +294,23 @@ static enum dg_status open_synth(struct dg_bench_rig *b, struct dg_error *err) {
     return dg_runtime_backend(&b->r, &a, &b->so, err);
 }
 
+static enum dg_status read_shape(struct dg_bench_rig *b, struct dg_error *err) {
+    struct dg_buf text;
+    dg_buf_init(&text, DG_CONFIG_FILE_MAX);
+    enum dg_status st = dg_synth_config(b->o->synth, (int)b->o->layers, &text, &b->cfg, err);
+    dg_buf_deinit(&text);
+    return st;
+}
+
+/* What is asked for is looked at before weights are drawn or uploaded, which takes its time. */
+static enum dg_status suits(const struct dg_bench_rig *b, const struct dg_config *c, int64_t tokens, struct dg_error *err) {
+    struct dg_session_opts so = b->expected;
+    if (b->o->kind == DG_BENCH_STEP && b->o->rows > c->canvas)
+        return DG_FAIL(err, DG_E_ARG, "--rows %lld: a canvas of this model has %d positions", (long long)b->o->rows, c->canvas);
+    so.ctx = session_ctx(c, tokens);
+    return b->o->kind == DG_BENCH_TURN ? DG_OK : dg_session_opts_resolve(c, NULL, &so, err);
+}
+
 enum dg_status dg_bench_open(struct dg_bench_rig *b, int64_t tokens, int64_t chunk, struct dg_error *err) {
     struct dg_model_args a = b->o->model;
     DG_TRY(dg_runtime_session(&b->r, &a, &b->expected, err));
@@ -308,10 +319,13 @@ enum dg_status dg_bench_open(struct dg_bench_rig *b, int64_t tokens, int64_t chu
     b->r.beside = beside;
     b->r.beside_ctx = b;
     if (b->o->synth) {
+        DG_TRY(read_shape(b, err));
+        DG_TRY(suits(b, &b->cfg, tokens, err));
         DG_TRY(open_synth(b, err));
     } else {
         DG_TRY(dg_runtime_find(&b->r, &a, err));
         DG_TRY(dg_runtime_model(&b->r, err));
+        DG_TRY(suits(b, &b->r.model->cfg, tokens, err));
         DG_TRY(dg_runtime_backend(&b->r, &a, &b->so, err));
     }
     b->cuda = !strcmp(b->r.be->ops->name, "cuda");
@@ -393,8 +407,6 @@ enum dg_status dg_bench(const struct dg_bench_opts *o, struct dg_error *err) {
         return DG_FAIL(err, DG_E_ARG, "--repeat %lld: give 1 to %d", (long long)o->repeat, DG_BENCH_REPEATS_MAX);
     if (o->synth && o->model.model)
         return DG_FAIL(err, DG_E_ARG, "give -m MODEL or --synth SHAPE, not both");
-    if (o->layers && !o->synth)
-        return DG_FAIL(err, DG_E_ARG, "--layers goes with --synth");
     dg_long_work_begin(&b.work, "bench", !isatty(2));
     b.stream = dg_long_work_opts(&b.work, o->model.threads);
     enum dg_status st = dg_runtime_flags(&b.r, err);

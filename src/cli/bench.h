@@ -51,7 +51,7 @@ struct dg_bench_rig {
     struct dg_stream_opts stream; /* threads and Ctrl-C */
     struct dg_session_opts so;
     struct dg_session *s;
-    struct dg_config cfg; /* of weights drawn on the device */
+    struct dg_config cfg; /* of random weights */
     struct dg_session_opts expected; /* what the session will be like; ctx counts tokens alone */
     bool cuda;
     double copy, gemm; /* floors: bytes and operations a second; 0 = not measured */

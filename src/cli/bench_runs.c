@@ -100,6 +100,8 @@ static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
         for (size_t i = 0; i < n; i++)
             fprintf(f, " %d", id[i]);
         fprintf(f, "\n");
+        if (st == DG_OK && !isfinite(sum))
+            st = DG_FAIL(err, DG_E_NUMERIC, "the logits hold NaN or Inf; diffgemma step-parity shows in which layer it begins");
     }
     dg_free(first);
     dg_free(id);
@@ -205,8 +207,6 @@ enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     DG_TRY(dg_bench_open(b, o->ctx, 0, err));
     const struct dg_config *c = &b->r.be->model->cfg;
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
-    if (s.rows > c->canvas)
-        return DG_FAIL(err, DG_E_ARG, "--rows %d: a canvas of this model has %d positions", s.rows, c->canvas);
     DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX && !b->r.be->ops->chunk ? LONG_CHUNK : 0, err));
     int32_t *ids = dg_bench_ids(b, o->ctx + s.rows);
     s.canvas = ids ? ids + o->ctx : NULL;

@@ -13,6 +13,33 @@ static bool kind_of(const char *name, enum dg_bench_kind *kind) {
     return false;
 }
 
+/* An option that says nothing of what is measured is a mistake, not a wish to be left out in silence. */
+static enum dg_status applies(const struct dg_bench_opts *o, const char *kind, struct dg_error *err) {
+    enum { STEP = 1 << DG_BENCH_STEP, PREFILL = 1 << DG_BENCH_PREFILL, TURN = 1 << DG_BENCH_TURN };
+    const struct {
+        const char *name;
+        bool given;
+        int kinds;
+    } some[] = {
+        {"ctx", o->ctx >= 0, STEP | PREFILL}, {"rows", o->rows > 0, STEP | PREFILL}, {"tokens", o->tokens > 0, PREFILL | TURN},
+        {"prompt", o->prompt, TURN},          {"steps", o->steps > 0, STEP | TURN},  {"no-ops", o->no_ops, STEP | PREFILL},
+        {"brief", o->brief, STEP},
+    };
+    for (size_t i = 0; i < DG_ARGS_COUNT(some); i++)
+        if (some[i].given && !(some[i].kinds & 1 << o->kind))
+            return DG_FAIL(err, DG_E_ARG, "--%s has no meaning for bench %s: leave it out", some[i].name, kind);
+    const char *alone = o->layers ? "layers" : o->experts ? "experts" : o->spread ? "spread" : NULL;
+    if (alone && !o->synth)
+        return DG_FAIL(err, DG_E_ARG, "--%s goes with --synth", alone);
+    if (o->kind == DG_BENCH_TURN && o->synth && o->prompt)
+        return DG_FAIL(err, DG_E_ARG, "random weights have no tokenizer for --prompt: give the number of its tokens (-n)");
+    if (o->kind == DG_BENCH_TURN && !o->synth && o->tokens)
+        return DG_FAIL(err, DG_E_ARG, "the prompt of a turn of a model is a text (-p); -n goes with --synth");
+    if (o->kind == DG_BENCH_PREFILL && o->ctx >= 0 && o->tokens && o->ctx != o->tokens)
+        return DG_FAIL(err, DG_E_ARG, "--ctx and -n are the same for bench prefill: give one");
+    return DG_OK;
+}
+
 /* The command as the first line of the CSV says it, on one line whatever the arguments hold. */
 static void say_command(struct dg_buf *out, int argc, char **argv) {
     dg_buf_init(out, 4096);
@@ -29,8 +56,9 @@ int dg_cmd_bench(int argc, char **argv) {
     struct dg_buf command;
     struct dg_error err = {0};
     dg_bench_opts_init(&o, DG_BENCH_STEP);
-    int64_t usual = o.ctx;
-    o.tokens = 0; /* until the kind is known */
+    const struct dg_bench_opts usual = o;
+    o.tokens = o.spread = 0; /* until it is known what was given */
+    o.experts = NULL;
     o.ctx = -1;
     const struct dg_arg args[] = {
         DG_MODEL_ARG(o.model),
@@ -64,9 +92,13 @@ int dg_cmd_bench(int argc, char **argv) {
     }
     o.command = dg_buf_cstr(&command);
     enum dg_status st = kind_of(argv[first], &o.kind) ? DG_OK : DG_FAIL(&err, DG_E_ARG, "'%s' is none of step, prefill, load, turn", argv[first]);
+    if (st == DG_OK)
+        st = applies(&o, argv[first], &err);
+    o.experts = o.experts ? o.experts : usual.experts;
+    o.spread = o.spread ? o.spread : usual.spread;
     if (!o.tokens)
         o.tokens = o.kind == DG_BENCH_TURN ? 30 : o.kind == DG_BENCH_PREFILL && o.ctx > 0 ? o.ctx : 2048;
-    o.ctx = o.ctx < 0 ? usual : o.ctx;
+    o.ctx = o.ctx < 0 ? usual.ctx : o.ctx;
     if (st == DG_OK)
         st = dg_bench(&o, &err);
     dg_buf_deinit(&command);

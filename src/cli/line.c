@@ -3,12 +3,14 @@
 #include "core/mem.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <histedit.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
 
@@ -18,6 +20,7 @@ struct dg_lines {
     char *file;
     const char *prompt;
     dg_line_interrupted_fn *interrupted;
+    int in;       /* what input is read from */
     mbstate_t mb; /* of a character that is read byte by byte */
     /* without a terminal */
     struct dg_buf line;
@@ -28,11 +31,18 @@ struct dg_lines {
 
 static struct dg_lines *reading; /* the one whose line is being edited */
 
+/* Standard input's descriptor, or where it is the terminal whose keys make signals one of its own that does not block: an interrupt throws
+ * away what was typed, so that a read behind a poll may find nothing left. The flag on the inherited one would be the caller's too. */
+static int open_input(void) {
+    int fd = tcgetsid(STDIN_FILENO) == getsid(0) ? open("/dev/tty", O_RDONLY | O_NONBLOCK | O_NOCTTY | O_CLOEXEC) : -1;
+    return fd < 0 ? STDIN_FILENO : fd;
+}
+
 /* Bytes of standard input, 0 at its end, -1 with errno EINTR after an interrupt, wherever that came: it is asked for with the signal
  * held back, and let through only while waiting. */
 static ssize_t read_input(struct dg_lines *l, char *to, size_t n) {
     sigset_t held, before;
-    struct pollfd p = {.fd = STDIN_FILENO, .events = POLLIN};
+    struct pollfd p = {.fd = l->in, .events = POLLIN};
     ssize_t got = -1;
     sigemptyset(&held);
     sigaddset(&held, SIGINT);
@@ -47,7 +57,7 @@ static ssize_t read_input(struct dg_lines *l, char *to, size_t n) {
                 continue;
             break;
         }
-        got = read(STDIN_FILENO, to, n);
+        got = read(l->in, to, n);
         if (got >= 0 || (errno != EINTR && errno != EAGAIN))
             break;
     }
@@ -111,6 +121,7 @@ enum dg_status dg_lines_open(struct dg_lines **out, bool edit, const char *file,
         return DG_FAIL(err, DG_E_NOMEM, "no memory to read lines");
     dg_buf_init(&l->line, DG_LINE_MAX);
     l->interrupted = interrupted;
+    l->in = open_input();
     enum dg_status st = edit ? open_editor(l, err) : DG_OK;
     if (st != DG_OK) {
         dg_lines_close(l);
@@ -137,6 +148,8 @@ void dg_lines_close(struct dg_lines *l) {
         el_end(l->el);
     if (l->past)
         history_end(l->past);
+    if (l->in != STDIN_FILENO)
+        close(l->in);
     dg_free(l->file);
     dg_buf_deinit(&l->line);
     dg_free(l);

@@ -34,6 +34,10 @@ enum dg_status dg_backend_open(struct dg_backend **out, const char *name, const 
     struct dg_cuda_opts checked;
     *out = NULL;
     DG_TRY(dg_cuda_choose_kernels(o->cuda_kernels, &checked, err));
+    for (int i = 0; i < 2; i++) { /* whichever backend it will be */
+        enum dg_cpu_level level = dg_cpu_level_detect();
+        DG_TRY(dg_cpu_level_cap(&level, o->cpu[i], err));
+    }
     if (strcmp(name, "cuda") == 0)
         return open_cuda(out, model, o, err);
     if (strcmp(name, "auto") == 0) {

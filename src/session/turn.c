@@ -64,7 +64,7 @@ static enum dg_status begin_block(struct dg_turn *t, int32_t n, struct dg_error 
 static void say_where(const struct dg_turn *t, struct dg_error *err) {
     struct dg_error why = {0};
     DG_FAIL(&why, DG_E_NUMERIC,
-            "step %d of block %lld: %s; nothing of the block is kept. Check the model's files (diffgemma verify) and see in which layer it "
+            "step %d of block %lld: %s; nothing of the block is kept. Check the model's files (a pack: diffgemma verify) and see in which layer it "
             "begins (diffgemma step-parity); DGQ_CHECK_LOGITS=0 goes on all the same",
             t->block_steps + 1, (long long)t->state.blocks + 1, dg_error_text(err));
     dg_error_clear(err);

@@ -443,6 +443,18 @@ refused "bench: an unknown kind" 2 "'steps' is none of step, prefill, load, turn
 refused "bench: two kinds" 2 "unexpected argument 'load'" bench step load
 refused "bench: a model and a shape" 2 "not both" bench step -m "$DG_ROOT/models/mini" --synth "$shape"
 refused "bench: --layers without a shape" 2 "--layers goes with --synth" bench step --layers 1
+refused "bench: --experts without a shape" 2 "--experts goes with --synth" bench step --experts q6
+refused "bench: --brief of a prefill" 2 "--brief has no meaning for bench prefill" bench prefill --brief
+refused "bench: --ctx of a load" 2 "--ctx has no meaning for bench load" bench load --ctx 5
+refused "bench: --prompt of a step" 2 "--prompt has no meaning for bench step" bench step -p Hello
+refused "bench: -n of a model's turn" 2 "the prompt of a turn of a model is a text" bench turn -n 5
+refused "bench: a text for random weights" 2 "no tokenizer for --prompt" bench turn --synth "$shape" -p Hello
+refused "bench: two lengths" 2 "give one" bench prefill -n 5 --ctx 6
+refused "bench: rows of a shape" 2 "a canvas of this model has" bench step --synth "$shape" --rows 65000 --backend cpu
+refused "bench: a context of a shape" 2 "more than this model's" bench step --synth "$shape" --ctx 10000000 --backend cpu
+refused "an unknown level, whatever the backend" 2 'CPU level "junk"' bench step --backend ref --cpu junk
+cp -r "$DG_ROOT/models/mini" "$work/nan"
+printf '\377\177' | dd of="$work/nan/model-00001.safetensors" bs=1 seek=$(($(wc -c <"$work/nan/model-00001.safetensors") - 2)) conv=notrunc 2>"$err"
 refused "bench --repeat 0" 2 "--repeat 0: give a whole number from 1" bench step --repeat 0
 refused "bench: more rows than a canvas" 2 "a canvas of this model has 64 positions" bench step --rows 65 --backend cpu
 refused "bench: a context too large" 2 "more than this model's" bench step --ctx 10000000 --backend cpu
@@ -481,6 +493,8 @@ awk -F, '{ mb[$1] = $8 } END { d = mb["loop_sparse"] - 2 * mb["step_sparse"]; e 
     miss "bench step: bytes that must move" "$(grep -E '^(step|loop)' "$out" | cut -d, -f 1,8 | tr '\n' ' ')"
 csv "bench step --no-ops of a model" "step_sparse loop_exact" step -m "$DG_ROOT/models/mini" --no-ops --rows 2 --ctx 0 --repeat 1 --steps 1 --backend cpu
 grep -q '^qkv' "$out" && miss "bench --no-ops" "ops all the same" || pass "bench --no-ops"
+go bench step -m "$work/nan" --brief --no-ops --repeat 1 --backend cpu
+[ "$status" -eq 1 ] && said | grep -q "the logits hold NaN" && ! grep -q '^step' "$out" && pass "bench of a model with NaN" || miss "bench of a model with NaN" "status $status"
 csv "bench prefill" "qkv_sliding down_full prefill" prefill -m "$DG_ROOT/models/mini" -n 70 --rows 32 --repeat 1 --backend cpu
 [ "$(grep '^prefill' "$out" | cut -d, -f 2)" = 70 ] && pass "bench prefill: tokens" || miss "bench prefill: tokens" "$(grep '^prefill' "$out")"
 csv "bench load" "open ready" load -m "$DG_ROOT/models/mini" --repeat 3 --backend cpu
