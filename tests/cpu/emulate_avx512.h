@@ -137,6 +137,15 @@ EMU emu_q emu_shuffle_epi8(emu_q a, emu_q pick) {
     memcpy(&v, d, 64);
     return v;
 }
+EMU emu_q emu_castsi256_si512(__m256i b) {
+    emu_q v = {0};
+    memcpy(&v, &b, sizeof b);
+    return v;
+}
+EMU emu_q emu_inserti64x4(emu_q v, __m256i b, int half) {
+    memcpy((char *)&v + 32 * half, &b, sizeof b);
+    return v;
+}
 EMU emu_q emu_broadcast_i32x4(__m128i b) {
     emu_q v;
     for (int i = 0; i < 4; i++)
@@ -244,6 +253,8 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 #define _mm512_setr_ps emu_setr_ps
 #define _mm512_setr_epi32 emu_setr_epi32
 #define _mm512_set1_epi32 emu_set1_epi32
+#define _mm512_set4_epi32(d, c, b, a) emu_setr_epi32(a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d)
+#define _mm512_set4_ps(d, c, b, a) emu_setr_ps(a, b, c, d, a, b, c, d, a, b, c, d, a, b, c, d)
 #define _mm512_setzero_ps() emu_set1_ps(0)
 #define _mm512_fmadd_ps emu_fmadd_ps
 #define _mm512_fmsub_ps emu_fmsub_ps
@@ -278,6 +289,8 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 #define _mm512_permutexvar_epi16 emu_permutexvar_epi16
 #define _mm512_shuffle_epi8 emu_shuffle_epi8
 #define _mm512_broadcast_i32x4 emu_broadcast_i32x4
+#define _mm512_castsi256_si512 emu_castsi256_si512
+#define _mm512_inserti64x4 emu_inserti64x4
 #define _mm512_cmp_ps_mask emu_cmp_ps
 #define _mm512_maskz_sub_ps emu_maskz_sub_ps
 #define _mm512_roundscale_ps(v, how) emu_roundscale_ps(v)

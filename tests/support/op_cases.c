@@ -978,7 +978,7 @@ static const struct {
 
 void op_cases_run(struct op_cases *c) {
     struct dg_error err = {0};
-    struct dg_reserve need = {.rows = 1024, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 160, .hidden = HIDDEN};
+    struct dg_reserve need = {.rows = 1024, .ctx = KV_FULL, .k_max = 9000, .topk = 8, .experts = 300, .moe = 704, .hidden = 2816};
     if (dg_backend_reserve(c->be, &need, &err) != DG_OK) {
         printf("scratch: %s\n", dg_error_text(&err));
         dg_error_clear(&err);

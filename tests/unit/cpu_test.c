@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "core/half.h"
 #include "core/mem.h"
 #include "ops/backends.h"
 #include "ops/cpu/cpu.h"
@@ -50,6 +51,24 @@ static void tables(void **state) {
         /* only levels with bf16 arithmetic round weights; the exact path never does */
         assert_int_equal(k.gemm.kind[0].elem, 4);
         assert_int_equal(k.gemm.kind[1].elem, dg_cpu_level_bf16((enum dg_cpu_level)l) ? 2 : 4);
+    }
+}
+
+/* Tables against what they are tables of. */
+static void nvfp4_values(void **state) {
+    (void)state;
+    uint8_t row[9] = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+    uint8_t mat[4] = {0, 0, 0x80, 0x3f}; /* a factor of one */
+    for (int s = 0; s < 256; s++) {
+        float want[16];
+        row[8] = (uint8_t)s;
+        dg_format_traits(DG_FMT_NVFP4_BLOCK)->decode_row(mat, row, 16, want);
+        for (int c = 0; c < 16; c++) {
+            float got = dg_bf16_f32(dg_gemm_nvfp4_bf16[s][c]);
+            assert_true(want[c] != want[c] ? got != got : !memcmp(&want[c], &got, sizeof got));
+        }
+        float top = dg_gemm_e4m3_top[s] * 0x1p25f;
+        assert_true(top != top ? dg_gemm_e4m3[s] != dg_gemm_e4m3[s] : !memcmp(&top, &dg_gemm_e4m3[s], sizeof top));
     }
 }
 
@@ -164,7 +183,7 @@ static void memory_runs_out(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tables), cmocka_unit_test(caps), cmocka_unit_test(preferred), cmocka_unit_test(planes),
-                                       cmocka_unit_test(memory_runs_out)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tables),    cmocka_unit_test(nvfp4_values), cmocka_unit_test(caps),
+                                       cmocka_unit_test(preferred), cmocka_unit_test(planes),       cmocka_unit_test(memory_runs_out)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,10 +22,28 @@
     V(288.0f), V(320.0f), V(352.0f), V(384.0f), V(416.0f), V(448.0f), V(NAN)
 #define PLUS(v) (v)
 #define MINUS(v) (-(v))
-#define PLUS_HALF(v) (0.5f * (v))
-#define MINUS_HALF(v) (-0.5f * (v))
+#define PLUS_TOP(v) (0x1p-25f * (v))
+#define MINUS_TOP(v) (-0x1p-25f * (v))
 const float dg_gemm_e4m3[256] = {E4M3(PLUS), E4M3(MINUS)};
-const float dg_gemm_e4m3_half[256] = {E4M3(PLUS_HALF), E4M3(MINUS_HALF)};
+const float dg_gemm_e4m3_top[256] = {E4M3(PLUS_TOP), E4M3(MINUS_TOP)};
+
+/* A scale 2^(e - 7) (1 + m / 8) times 0.5, 1, 2, 4 and times 1.5, 3, 6. */
+#define ONE(e, m) ((e) + 119) << 7 | (m) << 4
+#define THREE(e, m) ((m) < 3 ? ((e) + 120) << 7 | (8 + 3 * (m)) << 3 : ((e) + 121) << 7 | (3 * (m) - 8) << 2)
+#define CODES(e, m, sign)                                                                                                          \
+    sign | 0, sign | (ONE(e, m)), sign | (ONE((e) + 1, m)), sign | THREE(e, m), sign | (ONE((e) + 2, m)), sign | THREE((e) + 1, m), \
+        sign | (ONE((e) + 3, m)), sign | THREE((e) + 2, m)
+#define SCALE(e, m, s) {CODES(e, m, s), CODES(e, m, (s ^ 0x8000))}
+#define EIGHT(e, s) SCALE(e, 0, s), SCALE(e, 1, s), SCALE(e, 2, s), SCALE(e, 3, s), SCALE(e, 4, s), SCALE(e, 5, s), SCALE(e, 6, s), SCALE(e, 7, s)
+#define ZERO(s) {s, s, s, s, s, s, s, s, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000, s ^ 0x8000}
+#define SMALL(s) ZERO(s), SCALE(-2, 0, s), SCALE(-1, 0, s), SCALE(-1, 4, s), SCALE(0, 0, s), SCALE(0, 2, s), SCALE(0, 4, s), SCALE(0, 6, s)
+#define NANS {N, N, N, N, N, N, N, N, N, N, N, N, N, N, N, N}
+#define N 0x7fc0
+#define SCALES(s)                                                                                                                     \
+    SMALL(s), EIGHT(1, s), EIGHT(2, s), EIGHT(3, s), EIGHT(4, s), EIGHT(5, s), EIGHT(6, s), EIGHT(7, s), EIGHT(8, s), EIGHT(9, s),     \
+        EIGHT(10, s), EIGHT(11, s), EIGHT(12, s), EIGHT(13, s), EIGHT(14, s), SCALE(15, 0, s), SCALE(15, 1, s), SCALE(15, 2, s),       \
+        SCALE(15, 3, s), SCALE(15, 4, s), SCALE(15, 5, s), SCALE(15, 6, s), NANS
+const uint16_t dg_gemm_nvfp4_bf16[256][16] = {SCALES(0), SCALES(0x8000)};
 
 float dg_gemm_row_factor(enum dg_format fmt, const uint8_t *mat, const uint8_t *row) {
     if (fmt == DG_FMT_Q8_ROW) {

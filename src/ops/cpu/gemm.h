@@ -40,7 +40,7 @@ struct dg_gemm_kind {
     int cols;            /* most rows of w in a panel, at most DG_GEMM_COLS_MAX, and the row length of its results */
     int group;           /* rows of x that are packed together */
     bool m_outer;        /* which of a tile's sides is kept in the nearest cache */
-    enum dg_format raw;  /* weights of this format are read in place */
+    enum dg_format raw;  /* weights of this format are read in place; DG_FMT_COUNT: none are */
     /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
      * DG_GEMM_NR rows of steps * step elements. */
     void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add);
@@ -49,9 +49,10 @@ struct dg_gemm_kind {
     /* Decodes elements [k0, k0 + n) of a row of k into dst and fills up to a multiple of step with zeros; k0 is a multiple of 32. Without
      * the row's factor, where the format has one (dg_gemm_row_factor). */
     void (*decode[DG_FMT_COUNT])(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst);
-    /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. NULL
-     * where a level has none. */
-    void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add);
+    /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. As many
+     * bytes as it reads it asks for from `ahead` on, which are needed later. NULL where a level has none. */
+    void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,
+                              const uint8_t *ahead);
 
     /* With tile registers these take the place of tile, pack and dot; NULL otherwise.
      * Packs n <= 16 rows of k values, f32 (0) or bf16 (1), as struct dg_gemm_tiles wants them; missing rows are zeros. */
@@ -103,7 +104,24 @@ void dg_gemm_init_amx(struct dg_gemm_kernels *k);
 void dg_gemm_init_neon(struct dg_gemm_kernels *k);
 void dg_gemm_init_neonbf16(struct dg_gemm_kernels *k);
 
-/* E4M3 ("fn") as f32, for all 256 codes; and half of it. */
-extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_half[256];
+/* E4M3 ("fn") as f32, for all 256 codes; and 2^-25 of it, for integers of twice the value in the highest byte. */
+extern const float dg_gemm_e4m3[256], dg_gemm_e4m3_top[256];
+/* The values that the codes of nvfp4 have under each scale, as bf16: exact. */
+extern const uint16_t dg_gemm_nvfp4_bf16[256][16];
+
+/* Bytes of 32 weights, without what a row or a matrix has once. */
+#define DG_GEMM_BYTES_BF16 64
+#define DG_GEMM_BYTES_F16 64
+#define DG_GEMM_BYTES_F32 128
+#define DG_GEMM_BYTES_Q4 20
+#define DG_GEMM_BYTES_Q6 28
+#define DG_GEMM_BYTES_Q8 32
+#define DG_GEMM_BYTES_NVFP4 18
+
+/* Asks for `bytes` from p on, into the second cache. */
+static inline __attribute__((always_inline)) void dg_gemm_ask(const uint8_t *p, int64_t bytes) {
+    for (int64_t b = 0; b < bytes; b += 64)
+        __builtin_prefetch(p + b, 0, 2);
+}
 
 #endif

@@ -19,7 +19,7 @@ static inline void sum4(float *c, vf a0, vf a1, vf a2, vf a3, bool add) {
 #include "ops/cpu/gemm_codes512.h"
 
 GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    const uint8_t *block = row + at / 32 * 20;
+    const uint8_t *block = row + (uint64_t)at / 32 * 20;
     __m512 table = q4_table(block);
     __m128i b = _mm_loadu_si128((const __m128i *)(block + 4)), odd = _mm_srli_epi16(b, 4);
     (void)k;
@@ -27,14 +27,16 @@ GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     v[0] = (vf)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpacklo_epi8(b, odd)), table);
     v[1] = (vf)_mm512_permutexvar_ps(_mm512_cvtepu8_epi32(_mm_unpackhi_epi8(b, odd)), table);
 }
-GEMM_FORMAT(q4, take_q4, value_none)
+GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    __m512 values[2];
     (void)k;
-    v[0] = (vf)q6_half(row + at / 32 * 28, 0);
-    v[1] = (vf)q6_half(row + at / 32 * 28, 1);
+    q6_block(row + (uint64_t)at / 32 * 28, values);
+    v[0] = (vf)values[0];
+    v[1] = (vf)values[1];
 }
-GEMM_FORMAT(q6, take_q6, value_none)
+GEMM_FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
 GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     const int8_t *q = (const int8_t *)row + 2 + at;
@@ -42,14 +44,14 @@ GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     v[0] = (vf)q8_codes(q);
     v[1] = (vf)q8_codes(q + 16);
 }
-GEMM_FORMAT(q8, take_q8, value_q8)
+GEMM_FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    const uint8_t *scale = row + k / 2 + at / 16;
-    v[0] = (vf)nvfp4_block(row + at / 2, scale[0]);
-    v[1] = (vf)nvfp4_block(row + at / 2 + 8, scale[1]);
+    const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
+    v[0] = (vf)nvfp4_block(row + (uint64_t)at / 2, scale[0]);
+    v[1] = (vf)nvfp4_block(row + (uint64_t)at / 2 + 8, scale[1]);
 }
-GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 
 void dg_gemm_init_avx512(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "avx512", 1024);

@@ -88,28 +88,31 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         TAIL(d, i, n, dg_at_u16(p, i));
 }
 
-/* A format's decoder and its product with one row of x, from `take`: 32 weights from element `at` on. */
-#define FORMAT(name, take, value)                                                                                                \
-    static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                 \
-        uint16_t *d = dst;                                                                                                       \
-        int64_t i = 0;                                                                                                           \
-        (void)k;                                                                                                                 \
-        for (; i + STEP <= n; i += STEP)                                                                                         \
-            _mm512_storeu_si512(d + i, (__m512i)take(row, k, k0 + i));                                                           \
-        TAIL(d, i, n, dg_f32_bf16(value(row, k, k0 + i)));                                                                       \
-    }                                                                                                                            \
-    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add) {    \
-        const uint16_t *x = xp;                                                                                                  \
-        __m512 acc[DG_GEMM_NR];                                                                                                  \
-        (void)k;                                                                                                                 \
-        UNROLL                                                                                                                   \
-        for (int r = 0; r < DG_GEMM_NR; r++)                                                                                     \
-            acc[r] = _mm512_setzero_ps();                                                                                        \
-        for (int64_t i = 0; i < n; i += STEP)                                                                                    \
-            UNROLL                                                                                                               \
-            for (int r = 0; r < DG_GEMM_NR; r++)                                                                                 \
-                acc[r] = _mm512_dpbf16_ps(acc[r], load(x + i), take(row[r], k, k0 + i));                                         \
-        sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                            \
+/* A format's decoder and its product with one row of x, from `take`: 32 weights of so many bytes from element `at` on. */
+#define FORMAT(name, take, value, bytes)                                                                                            \
+    static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                    \
+        uint16_t *d = dst;                                                                                                          \
+        int64_t i = 0;                                                                                                              \
+        (void)k;                                                                                                                    \
+        for (; i + STEP <= n; i += STEP)                                                                                            \
+            _mm512_storeu_si512(d + i, (__m512i)take(row, k, k0 + i));                                                              \
+        TAIL(d, i, n, dg_f32_bf16(value(row, k, k0 + i)));                                                                          \
+    }                                                                                                                               \
+    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,         \
+                           const uint8_t *ahead) {                                                                                  \
+        const uint16_t *x = xp;                                                                                                     \
+        __m512 acc[DG_GEMM_NR];                                                                                                     \
+        (void)k;                                                                                                                    \
+        UNROLL                                                                                                                      \
+        for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
+            acc[r] = _mm512_setzero_ps();                                                                                           \
+        for (int64_t i = 0; i < n; i += STEP, ahead += DG_GEMM_NR * bytes) {                                                        \
+            dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
+            UNROLL                                                                                                                  \
+            for (int r = 0; r < DG_GEMM_NR; r++)                                                                                    \
+                acc[r] = _mm512_dpbf16_ps(acc[r], load(x + i), take(row[r], k, k0 + i));                                            \
+        }                                                                                                                           \
+        sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
     }
 
 /* Thirty-two values to bf16, the first sixteen first. */
@@ -123,7 +126,7 @@ static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_bf16_f32(dg_at_u16(row, at));
 }
-FORMAT(bf16, take_bf16, value_bf16)
+FORMAT(bf16, take_bf16, value_bf16, DG_GEMM_BYTES_BF16)
 
 INLINE __m512bh take_f16(const uint8_t *row, int64_t k, int64_t at) {
     const uint16_t *p = (const uint16_t *)(const void *)row + at;
@@ -134,7 +137,7 @@ static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_f16_f32(dg_at_u16(row, at));
 }
-FORMAT(f16, take_f16, value_f16)
+FORMAT(f16, take_f16, value_f16, DG_GEMM_BYTES_F16)
 
 INLINE __m512bh take_f32(const uint8_t *row, int64_t k, int64_t at) {
     const float *p = (const float *)(const void *)row + at;
@@ -145,7 +148,7 @@ static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_at_f32(row, at);
 }
-FORMAT(f32, take_f32, value_f32)
+FORMAT(f32, take_f32, value_f32, DG_GEMM_BYTES_F32)
 
 #define SECOND 0x100010
 /* A table of thirty-two words is two blocks' values: the fifth bit of an index tells which. With one block it holds those twice. */
@@ -161,12 +164,12 @@ static inline float value_none(const uint8_t *row, int64_t k, int64_t at) { /* r
     (void)at;
     return 0;
 }
-FORMAT(q4, take_q4, value_none)
+FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 /* As decode_q4, with one conversion for every two blocks. */
 static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
     const __m512i second = _mm512_set1_epi32(SECOND), first = _mm512_set1_epi32(0);
-    const uint8_t *block = row + k0 / 32 * 20;
+    const uint8_t *block = row + (uint64_t)k0 / 32 * 20;
     uint16_t *d = dst;
     for (; n >= 2 * STEP; n -= 2 * STEP, k0 += 2 * STEP, block += 40, d += 2 * STEP) {
         __m512i values = (__m512i)both(q4_table(block), q4_table(block + 20));
@@ -178,10 +181,12 @@ static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + (uint64_t)at / 32 * 28;
+    __m512 values[2];
     (void)k;
-    return both(q6_half(block, 0), q6_half(block, 1));
+    q6_block(block, values);
+    return both(values[0], values[1]);
 }
-FORMAT(q6, take_q6, value_none)
+FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
 INLINE __m512bh take_q8(const uint8_t *row, int64_t k, int64_t at) {
     const int8_t *q = (const int8_t *)row + 2 + at;
@@ -192,19 +197,20 @@ static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return (float)((const int8_t *)row)[2 + at];
 }
-FORMAT(q8, take_q8, value_q8)
+FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
     const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
-    __m512i values = (__m512i)both(nvfp4_table(scale[0]), nvfp4_table(scale[1]));
+    __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[0]])),
+                                        _mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[1]]), 1);
     return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + (uint64_t)at / 2, fifth), values);
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
     return e2m1[row[at / 2] >> (at & 1 ? 4 : 0) & 15] * dg_gemm_e4m3[row[k / 2 + at / 16]];
 }
-FORMAT(nvfp4, take_nvfp4, value_nvfp4)
+FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 
 void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
     struct dg_gemm_kind *g = &k->kind[1];

@@ -7,6 +7,11 @@
 
 #ifdef VL
 
+/* Rows whose decoding a product with one row of x interleaves. */
+#ifndef GEMM_TOGETHER
+#define GEMM_TOGETHER 1
+#endif
+
 #include "core/half.h"
 #include "ops/cpu/gemm.h"
 #include "ops/cpu/simd_math.h"
@@ -67,9 +72,42 @@ GEMM_TILE_F32(5)
 GEMM_TILE_F32(6)
 #endif
 
+/* Thirty-two raw weights, or values of x, as vectors. An instruction set may have an order of its own for them, the same for every format: it
+ * then defines GEMM_ORDER and these functions. */
+#define GEMM_VECS (32 / VL)
+#ifndef GEMM_ORDER
+GEMM_INLINE void take_bf16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    (void)k;
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load_bf16((const uint16_t *)(const void *)row + at + VL * j);
+}
+
+GEMM_INLINE void take_f16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    (void)k;
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load_f16((const uint16_t *)(const void *)row + at + VL * j);
+}
+
+GEMM_INLINE void take_f32(const uint8_t *row, int64_t k, int64_t at, vf *v) {
+    (void)k;
+    GEMM_UNROLL
+    for (int j = 0; j < GEMM_VECS; j++)
+        v[j] = vf_load((const float *)(const void *)row + at + VL * j);
+}
+#endif
+
 static void pack_f32(const void *row, int64_t n, int64_t stride, void *dst) {
     const float *p = row;
     float *d = dst;
+    for (; n >= 32; n -= 32, p += 32, d += GEMM_VECS * stride) {
+        vf v[GEMM_VECS];
+        take_f32((const uint8_t *)p, 0, 0, v);
+        GEMM_UNROLL
+        for (int j = 0; j < GEMM_VECS; j++)
+            vf_store(d + j * stride, v[j]);
+    }
     for (; n >= VL; n -= VL, p += VL, d += stride)
         vf_store(d, vf_load(p));
     if (n)
@@ -79,6 +117,13 @@ static void pack_f32(const void *row, int64_t n, int64_t stride, void *dst) {
 static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst) {
     const uint16_t *p = row;
     float *d = dst;
+    for (; n >= 32; n -= 32, p += 32, d += GEMM_VECS * stride) {
+        vf v[GEMM_VECS];
+        take_bf16((const uint8_t *)p, 0, 0, v);
+        GEMM_UNROLL
+        for (int j = 0; j < GEMM_VECS; j++)
+            vf_store(d + j * stride, v[j]);
+    }
     for (; n >= VL; n -= VL, p += VL, d += stride)
         vf_store(d, vf_load_bf16(p));
     if (n) {
@@ -88,10 +133,9 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
     }
 }
 
-/* A format's decoder and its product with one row of x, from `take`: 32 weights from element k0 + i on as vectors. Elements behind the last
- * 32 are `value`s. */
-#define GEMM_VECS (32 / VL)
-#define GEMM_FORMAT(name, take, value)                                                                                              \
+/* A format's decoder and its product with one row of x, from `take`: 32 weights of so many bytes from element k0 + i on as vectors. Elements
+ * behind the last 32 are `value`s. */
+#define GEMM_FORMAT(name, take, value, bytes)                                                                                       \
     static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                    \
         float *d = dst;                                                                                                             \
         int64_t i = 0;                                                                                                              \
@@ -106,60 +150,49 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
         for (int64_t end = (n + VL - 1) / VL * VL; i < end; i++)                                                                    \
             d[i] = i < n ? value(row, k, k0 + i) : 0;                                                                               \
     }                                                                                                                               \
-    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add) {       \
+    static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,         \
+                           const uint8_t *ahead) {                                                                                  \
         const float *x = xp;                                                                                                        \
         vf acc[DG_GEMM_NR];                                                                                                         \
         (void)k;                                                                                                                    \
         GEMM_UNROLL                                                                                                                 \
         for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
             acc[r] = vf_set1(0);                                                                                                    \
-        for (int64_t i = 0; i < n; i += 32)                                                                                         \
+        for (int64_t i = 0; i < n; i += 32, ahead += DG_GEMM_NR * bytes) {                                                          \
+            dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
             GEMM_UNROLL                                                                                                             \
-            for (int r = 0; r < DG_GEMM_NR; r++) {                                                                                  \
-                vf v[GEMM_VECS];                                                                                                    \
-                take(row[r], k, k0 + i, v);                                                                                         \
+            for (int r = 0; r < DG_GEMM_NR; r += GEMM_TOGETHER) {                                                                   \
+                vf v[GEMM_TOGETHER][GEMM_VECS];                                                                                     \
+                GEMM_UNROLL                                                                                                         \
+                for (int q = 0; q < GEMM_TOGETHER; q++)                                                                             \
+                    take(row[r + q], k, k0 + i, v[q]);                                                                              \
                 GEMM_UNROLL                                                                                                         \
                 for (int j = 0; j < GEMM_VECS; j++)                                                                                 \
-                    acc[r] = vf_fma(vf_load(x + i + VL * j), v[j], acc[r]);                                                         \
+                    GEMM_UNROLL                                                                                                     \
+                    for (int q = 0; q < GEMM_TOGETHER; q++)                                                                         \
+                        acc[r + q] = vf_fma(vf_load(x + i + VL * j), v[q][j], acc[r + q]);                                          \
             }                                                                                                                       \
+        }                                                                                                                           \
         sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
     }
 
-GEMM_INLINE void take_bf16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    (void)k;
-    GEMM_UNROLL
-    for (int j = 0; j < GEMM_VECS; j++)
-        v[j] = vf_load_bf16((const uint16_t *)(const void *)row + at + VL * j);
-}
 static inline float value_bf16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_bf16_f32(dg_at_u16(row, at));
 }
-GEMM_FORMAT(bf16, take_bf16, value_bf16)
+GEMM_FORMAT(bf16, take_bf16, value_bf16, DG_GEMM_BYTES_BF16)
 
-GEMM_INLINE void take_f16(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    (void)k;
-    GEMM_UNROLL
-    for (int j = 0; j < GEMM_VECS; j++)
-        v[j] = vf_load_f16((const uint16_t *)(const void *)row + at + VL * j);
-}
 static inline float value_f16(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_f16_f32(dg_at_u16(row, at));
 }
-GEMM_FORMAT(f16, take_f16, value_f16)
+GEMM_FORMAT(f16, take_f16, value_f16, DG_GEMM_BYTES_F16)
 
-GEMM_INLINE void take_f32(const uint8_t *row, int64_t k, int64_t at, vf *v) {
-    (void)k;
-    GEMM_UNROLL
-    for (int j = 0; j < GEMM_VECS; j++)
-        v[j] = vf_load((const float *)(const void *)row + at + VL * j);
-}
 static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
     (void)k;
     return dg_at_f32(row, at);
 }
-GEMM_FORMAT(f32, take_f32, value_f32)
+GEMM_FORMAT(f32, take_f32, value_f32, DG_GEMM_BYTES_F32)
 
 /* The other formats' single values: q8_row may have any width, nvfp4 ends at a multiple of 16, the blocks of q4 and q6 at one of 32. */
 static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {

@@ -17,13 +17,13 @@ GEMM_INLINE void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
     q4_block(row + at / 32 * 20, v);
 }
-GEMM_FORMAT(q4, take_q4, value_none)
+GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 GEMM_INLINE void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
     q6_block(row + at / 32 * 28, v);
 }
-GEMM_FORMAT(q6, take_q6, value_none)
+GEMM_FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
 GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     const int8_t *q = (const int8_t *)row + 2 + at;
@@ -31,14 +31,14 @@ GEMM_INLINE void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     codes16(vld1q_s8(q), v);
     codes16(vld1q_s8(q + 16), v + 4);
 }
-GEMM_FORMAT(q8, take_q8, value_q8)
+GEMM_FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 GEMM_INLINE void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     const uint8_t *scale = row + k / 2 + at / 16;
     nvfp4_block(row + at / 2, scale[0], v);
     nvfp4_block(row + at / 2 + 8, scale[1], v + 4);
 }
-GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 
 void dg_gemm_init_neon(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "neon", 192);

@@ -18,25 +18,25 @@ static void take_q4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
     dg_format_traits(DG_FMT_Q4_BLOCK)->decode_row(NULL, row + at / 32 * 20, 32, (float *)v);
 }
-GEMM_FORMAT(q4, take_q4, value_none)
+GEMM_FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
 
 static void take_q6(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     (void)k;
     dg_format_traits(DG_FMT_Q6_BLOCK)->decode_row(NULL, row + at / 32 * 28, 32, (float *)v);
 }
-GEMM_FORMAT(q6, take_q6, value_none)
+GEMM_FORMAT(q6, take_q6, value_none, DG_GEMM_BYTES_Q6)
 
 static void take_q8(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     for (int i = 0; i < 32; i++)
         ((float *)v)[i] = value_q8(row, k, at + i);
 }
-GEMM_FORMAT(q8, take_q8, value_q8)
+GEMM_FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
 static void take_nvfp4(const uint8_t *row, int64_t k, int64_t at, vf *v) {
     for (int i = 0; i < 32; i++)
         ((float *)v)[i] = value_nvfp4(row, k, at + i);
 }
-GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4)
+GEMM_FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
 
 void dg_gemm_init_scalar(struct dg_gemm_kernels *k) {
     gemm_body_init(k, "scalar", 128);

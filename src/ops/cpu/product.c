@@ -178,13 +178,21 @@ static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n
         cpu->k.gemm.scale(c + i * dg_cpu_kind(cpu)->cols, f, n);
 }
 
-/* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. */
-static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c) {
+/* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. `after`: the
+ * first of the rows that come after these. Rows lie one behind the other, so four of them are one piece of memory. */
+static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c,
+                    const uint8_t *after) {
     enum dg_format fmt = p->mat[r]->fmt;
     if (!g->dot[fmt] || n % 32)
         return false;
-    g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0);
+    int64_t done = DG_GEMM_NR * dg_format_row_bytes(fmt, k) * k0 / k;
+    g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0, after + done);
     return true;
+}
+
+/* The row that a thread goes on with after this part; where that is not known, one that it has anyway. */
+static const uint8_t *row_after(const struct dg_product_rows *w) {
+    return dg_mat_row(w->w, w->row + w->ahead + DG_GEMM_NR <= w->w->n ? w->row + w->ahead : w->row);
 }
 
 /* Rows [r, r1) from element k0 + kc on, or after the last chunk the next group's first; of the rows of a stack, whose formats may differ, by the
@@ -215,7 +223,7 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
         int r1 = n - r < group ? n : r + group;
         for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
-            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r))
+            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, r + group < n ? p.row[r + group] : row_after(w)))
                 continue;
             struct ahead next = m <= AHEAD_M ? next_chunk(&p, n, r, r1, group, k, k0, g->kc) : (struct ahead){0};
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
