@@ -49,8 +49,8 @@ struct dg_gemm_kind {
     /* Decodes elements [k0, k0 + n) of a row of k into dst and fills up to a multiple of step with zeros; k0 is a multiple of 32. Without
      * the row's factor, where the format has one (dg_gemm_row_factor). */
     void (*decode[DG_FMT_COUNT])(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst);
-    /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. As many
-     * bytes as it reads it asks for from `ahead` on, which are needed later. NULL where a level has none. */
+    /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. Asks
+     * for the same part of the rows from `ahead` on, which are needed later. NULL where a level has none. */
     void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,
                               const uint8_t *ahead);
 
@@ -118,10 +118,18 @@ extern const uint16_t dg_gemm_nvfp4_bf16[256][16];
 #define DG_GEMM_BYTES_Q8 32
 #define DG_GEMM_BYTES_NVFP4 18
 
-/* Asks for `bytes` from p on, into the second cache. */
-static inline __attribute__((always_inline)) void dg_gemm_ask(const uint8_t *p, int64_t bytes) {
-    for (int64_t b = 0; b < bytes; b += 64)
-        __builtin_prefetch(p + b, 0, 2);
+/* What is due for 32 weights of so many bytes, those from element `at` on, of the DG_GEMM_NR rows behind one another from p on: asked for into the
+ * second cache. Rows side by side where a line is due for each: more streams are faster. */
+static inline __attribute__((always_inline)) void dg_gemm_ask(const uint8_t *p, int64_t row_bytes, int64_t at, int64_t bytes) {
+    int64_t first = (int64_t)((uint64_t)at / 32) * bytes;
+    if (bytes >= 64) {
+        for (int r = 0; r < DG_GEMM_NR; r++)
+            for (int64_t b = 0; b < bytes; b += 64)
+                __builtin_prefetch(p + r * row_bytes + first + b, 0, 2);
+    } else {
+        for (int64_t b = 0; b < DG_GEMM_NR * bytes; b += 64)
+            __builtin_prefetch(p + DG_GEMM_NR * first + b, 0, 2);
+    }
 }
 
 #endif

@@ -106,8 +106,8 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         UNROLL                                                                                                                      \
         for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
             acc[r] = _mm512_setzero_ps();                                                                                           \
-        for (int64_t i = 0; i < n; i += STEP, ahead += DG_GEMM_NR * bytes) {                                                        \
-            dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
+        for (int64_t i = 0; i < n; i += STEP) {                                                                                     \
+            dg_gemm_ask(ahead, row[1] - row[0], k0 + i, bytes);                                                                     \
             UNROLL                                                                                                                  \
             for (int r = 0; r < DG_GEMM_NR; r++)                                                                                    \
                 acc[r] = _mm512_dpbf16_ps(acc[r], load(x + i), take(row[r], k, k0 + i));                                            \

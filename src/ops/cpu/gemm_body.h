@@ -158,8 +158,8 @@ static void pack_bf16_f32(const void *row, int64_t n, int64_t stride, void *dst)
         GEMM_UNROLL                                                                                                                 \
         for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
             acc[r] = vf_set1(0);                                                                                                    \
-        for (int64_t i = 0; i < n; i += 32, ahead += DG_GEMM_NR * bytes) {                                                          \
-            dg_gemm_ask(ahead, DG_GEMM_NR * bytes);                                                                                 \
+        for (int64_t i = 0; i < n; i += 32) {                                                                                       \
+            dg_gemm_ask(ahead, row[1] - row[0], k0 + i, bytes);                                                                     \
             GEMM_UNROLL                                                                                                             \
             for (int r = 0; r < DG_GEMM_NR; r += GEMM_TOGETHER) {                                                                   \
                 vf v[GEMM_TOGETHER][GEMM_VECS];                                                                                     \

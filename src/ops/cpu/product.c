@@ -179,14 +179,13 @@ static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n
 }
 
 /* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. `after`: the
- * first of the rows that come after these. Rows lie one behind the other, so four of them are one piece of memory. */
+ * first of the rows that come after these. */
 static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c,
                     const uint8_t *after) {
     enum dg_format fmt = p->mat[r]->fmt;
     if (!g->dot[fmt] || n % 32)
         return false;
-    int64_t done = DG_GEMM_NR * dg_format_row_bytes(fmt, k) * k0 / k;
-    g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0, after + done);
+    g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0, after);
     return true;
 }
 
