@@ -151,11 +151,14 @@ static struct pass begin(struct dg_backend *be, struct dg_planes *p, struct dg_k
     return f;
 }
 
-static enum dg_status check_room(const struct dg_kv *kv, const struct dg_planes *p, const struct dg_config *c, const int32_t *ids, int32_t n,
-                                 struct dg_error *err) {
+static enum dg_status check_room(const struct dg_kv *kv, const struct dg_planes *p, int32_t n, struct dg_error *err) {
     if (n < 1 || n > p->rows || kv->len + n > kv->ctx)
         return DG_FAIL(err, DG_E_LIMIT, "%d rows at position %lld do not fit a context of %lld", n, (long long)kv->len, (long long)kv->ctx);
-    for (int32_t i = 0; ids && i < n; i++)
+    return DG_OK;
+}
+
+static enum dg_status check_ids(const struct dg_config *c, const int32_t *ids, int32_t n, struct dg_error *err) {
+    for (int32_t i = 0; i < n; i++)
         if (ids[i] < 0 || ids[i] >= c->vocab)
             return DG_FAIL(err, DG_E_ARG, "token id %d is outside the vocabulary of %d", ids[i], c->vocab);
     return DG_OK;
@@ -182,7 +185,8 @@ static void advance(struct dg_kv *kv, int64_t written_end) {
 
 enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const int32_t *ids, int32_t n,
                                   float *hidden_out, const struct dg_trace *trace, struct dg_error *err) {
-    DG_TRY(check_room(kv, p, &be->model->cfg, ids, n, err));
+    DG_TRY(check_room(kv, p, n, err));
+    DG_TRY(check_ids(&be->model->cfg, ids, n, err));
     struct pass f = begin(be, p, kv, n, true, trace);
     rope_tables(&f);
     embed_tokens(&f, ids);
@@ -198,10 +202,11 @@ enum dg_status dg_forward_prefill(struct dg_backend *be, struct dg_planes *p, st
     return DG_OK;
 }
 
-/* A denoise pass behind the ids and rotation tables. */
+/* A denoise pass behind the canvas and rotation tables. */
 struct denoise {
     struct pass *f;
     const struct dg_denoise *d;
+    const int32_t *canvas; /* backend memory */
     struct dg_plane logits;
     bool sampled;     /* the sampler's step is part of it, */
     float inv_t_next; /* and leads to one at this 1/T */
@@ -212,10 +217,10 @@ static void denoise(void *ctx) {
     struct pass *f = s->f;
     const struct dg_denoise *d = s->d;
     float scale = sqrtf((float)f->c->hidden);
-    f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->x);
+    f->op->embed(f->be, s->canvas, d->n, &f->m->embed, scale, &f->x);
     see(f, "embed", -1, &f->x, NULL);
     if (d->sc == DG_SC_SEED)
-        f->op->embed(f->be, f->p->ids, d->n, &f->m->embed, scale, &f->h);
+        f->op->embed(f->be, s->canvas, d->n, &f->m->embed, scale, &f->h);
     else if (d->sc == DG_SC_SOFT)
         f->op->soft_embed(f->be, &s->logits, &f->p->stats, f->p->stats_inv_t, &f->m->embed, scale, d->sparse, &f->h);
     self_condition(f, d->sc != DG_SC_NONE);
@@ -223,7 +228,7 @@ static void denoise(void *ctx) {
     see(f, "final", -1, &f->h, NULL);
     f->op->head(f->be, &f->h, &f->m->embed, f->c->softcap, d->inv_t, &s->logits, &f->p->stats);
     if (s->sampled)
-        f->op->sample(f->be, &f->p->stats, &f->p->sample, f->p->ids, s->inv_t_next);
+        f->op->sample(f->be, &f->p->stats, &f->p->sample, s->inv_t_next);
 }
 
 /* Everything that a denoise pass asks of its ops, but for what struct dg_replay has beside the key. */
@@ -247,13 +252,15 @@ static void run_denoise(struct denoise *s) {
 
 static enum dg_status step(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, bool sampled, float inv_t_next,
                            const struct dg_trace *trace, struct dg_error *err) {
-    DG_TRY(check_room(kv, p, &be->model->cfg, d->canvas, d->n, err));
+    DG_TRY(check_room(kv, p, d->n, err));
     if (d->n > be->model->cfg.canvas)
         return DG_FAIL(err, DG_E_ARG, "%d rows to denoise, but a canvas holds %d", d->n, be->model->cfg.canvas);
+    if (!sampled)
+        DG_TRY(check_ids(&be->model->cfg, d->canvas, d->n, err));
     struct pass f = begin(be, p, kv, d->n, false, trace);
-    struct denoise s = {&f, d, dg_plane_view(&p->logits, d->n, f.c->vocab), sampled, inv_t_next};
+    struct denoise s = {&f, d, sampled ? p->sample.canvas : p->ids, dg_plane_view(&p->logits, d->n, f.c->vocab), sampled, inv_t_next};
     rope_tables(&f);
-    if (d->canvas)
+    if (!sampled)
         f.op->write(be, p->ids, d->canvas, (size_t)d->n * sizeof *d->canvas);
     advance(kv, kv->len + d->n);
     run_denoise(&s);
@@ -268,5 +275,7 @@ enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, st
 
 enum dg_status dg_forward_sample(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, float inv_t_next,
                                  struct dg_error *err) {
+    if (!p->sample.rows)
+        return DG_FAIL(err, DG_E_ARG, "these planes have no block to be sampled");
     return step(be, p, kv, d, true, inv_t_next, NULL, err);
 }

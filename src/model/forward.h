@@ -85,8 +85,9 @@ struct dg_denoise {
 enum dg_status dg_forward_denoise(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d,
                                   const struct dg_trace *trace, struct dg_error *err) DG_MUST_CHECK;
 
-/* The same and, behind it, a step of the sampler of planes->sample, whose block the caller has put there: nothing is waited for, and the next
- * canvas is in the planes. d->canvas NULL: that is the one to denoise. inv_t_next: 1/T of the step behind this one. */
+/* The same for the block in planes->sample, which the caller has put there, and a step of its sampler behind the pass: planes->sample.canvas is
+ * denoised (d->canvas is not looked at) and then holds the next canvas. Nothing is waited for. d->n: the block's rules.n. inv_t_next: 1/T of the
+ * step behind this one. Errors: also DG_E_ARG for planes without room for a block (planes->sample.rows is 0). */
 enum dg_status dg_forward_sample(struct dg_backend *be, struct dg_planes *p, struct dg_kv *kv, const struct dg_denoise *d, float inv_t_next,
                                  struct dg_error *err) DG_MUST_CHECK;
 

@@ -226,9 +226,9 @@ struct dg_ops {
                        const struct dg_mat *embed, float scale, bool sparse, struct dg_plane *y);
 
     /* NULL, or one step of the sampler behind the statistics of a pass: what dg_sampler_step makes of them and of the block at s (backend memory),
-     * bit for bit, for accepted positions that take the argmax. The next canvas goes to ids as well. Nothing for a block that does not run.
+     * bit for bit, for accepted positions that take the argmax. A block that does not run stays as it is.
      * stats: of rows 0 .. rules.n - 1, n <= sample_max. inv_t_next: 1/T of the step that follows, as the block's rules give it. */
-    void (*sample)(struct dg_backend *be, const struct dg_row_stats *stats, const struct dg_sample *s, int32_t *ids, float inv_t_next);
+    void (*sample)(struct dg_backend *be, const struct dg_row_stats *stats, const struct dg_sample *s, float inv_t_next);
 
     /* NULL, or begins a part of a stretch with two branches, in the order of enum dg_branch: the backend may run them beside each other. Where it is
      * NULL they run one after the other, to the same bits. Neither branch writes or frees memory through this table. */

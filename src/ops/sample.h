@@ -13,6 +13,10 @@
 /* Why a block ends: the values of enum dg_stop_reason. */
 enum { DG_SAMPLE_GOES_ON, DG_SAMPLE_CONFIDENT, DG_SAMPLE_PLATEAU, DG_SAMPLE_ENTROPY, DG_SAMPLE_MAX_STEPS };
 
+/* One number of the stream: state * MUL + ADD, the state's high half (sampler/rng.h). */
+#define DG_SAMPLE_RNG_MUL 6966169279u
+#define DG_SAMPLE_RNG_ADD 1039523323u
+
 struct dg_sample_rules {
     double entropy_bound, confidence, entropy_stop, plateau_entropy, t_min, t_max;
     int32_t n, vocab, pad, steps_max, stability, entropy_steps, plateau;
@@ -27,7 +31,7 @@ struct dg_sample_state {
     int32_t steps, running, same_argmax, same_accept;
     int32_t n_accepted, stop, converged;
     /* of the last step: rows whose entropy is not finite, and the first of them; the first row whose argmax is outside the vocabulary or -1, and
-     * that argmax. An error leaves everything else as it was. */
+     * that argmax. An error leaves all but these and p_max as it was. */
     int32_t bad, bad_first, wrong, wrong_id;
     int32_t pad;
 };

@@ -5,6 +5,9 @@
 
 #include <stdint.h>
 
+#define DG_RNG_MUL 6966169279u
+#define DG_RNG_ADD 1039523323u
+
 struct dg_rng {
     uint64_t state;
 };
@@ -13,7 +16,7 @@ static inline void dg_rng_init(struct dg_rng *r, uint64_t seed) { r->state = see
 
 /* Advances; the new state's high 32 bits. */
 static inline uint32_t dg_rng_next(struct dg_rng *r) {
-    r->state = r->state * 6966169279u + 1039523323u;
+    r->state = r->state * DG_RNG_MUL + DG_RNG_ADD;
     return (uint32_t)(r->state >> 32);
 }
 

@@ -111,7 +111,6 @@ void dg_sampler_destroy(struct dg_sampler *s) {
     dg_free(s);
 }
 
-
 enum dg_status dg_sampler_configure(struct dg_sampler *s, const struct dg_sampler_params *p, struct dg_error *err) {
     DG_TRY(dg_sampler_params_check(p, err));
     s->p = *p;

@@ -7,6 +7,7 @@ _Static_assert((int)DG_SAMPLE_GOES_ON == DG_STOP_NONE && (int)DG_SAMPLE_CONFIDEN
                    (int)DG_SAMPLE_PLATEAU == DG_STOP_PLATEAU && (int)DG_SAMPLE_ENTROPY == DG_STOP_ENTROPY &&
                    (int)DG_SAMPLE_MAX_STEPS == DG_STOP_MAX_STEPS,
                "reasons to stop");
+_Static_assert(DG_SAMPLE_RNG_MUL == DG_RNG_MUL && DG_SAMPLE_RNG_ADD == DG_RNG_ADD, "the stream");
 
 void dg_steps_write_block(struct dg_backend *be, const struct dg_sample *to, const struct dg_sample *at, const struct dg_sampler *sampler,
                           bool unchecked) {
@@ -58,20 +59,19 @@ enum dg_status dg_steps_adopt(struct dg_sampler *sampler, const struct dg_sample
     return dg_sampler_adopt(sampler, &m, out, err);
 }
 
-void dg_steps_begin(struct dg_steps *st, struct dg_session *s, struct dg_sampler *sampler, enum dg_sc_mode first) {
+enum dg_status dg_steps_begin(struct dg_steps *st, struct dg_session *s, struct dg_sampler *sampler, enum dg_sc_mode first, struct dg_error *err) {
     *st = (struct dg_steps){.s = s, .sampler = sampler, .sc = first};
     st->on_backend = s->sample.rows > 0 && dg_sampler_params(sampler)->argmax;
     if (st->on_backend)
         dg_steps_write_block(s->be, &s->planes->sample, &s->sample, sampler, s->opts.unchecked_logits);
+    return dg_backend_status(s->be, err);
 }
 
 void dg_steps_end(struct dg_steps *st) { dg_error_clear(&st->late); }
 
 static enum dg_status launch(struct dg_steps *st, struct dg_error *err) {
     struct dg_session *s = st->s;
-    bool first = dg_sampler_steps(st->sampler) == 0;
-    struct dg_denoise d = {first ? dg_sampler_canvas(st->sampler) : NULL, dg_sampler_n(st->sampler), st->sc, s->opts.sc_sparse,
-                           1.0f / dg_sampler_temperature(st->sampler)};
+    struct dg_denoise d = {NULL, dg_sampler_n(st->sampler), st->sc, s->opts.sc_sparse, 1.0f / dg_sampler_temperature(st->sampler)};
     return dg_forward_sample(s->be, s->planes, &s->kv, &d, 1.0f / dg_sampler_next_temperature(st->sampler), err);
 }
 

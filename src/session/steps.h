@@ -18,8 +18,11 @@ struct dg_steps {
 };
 
 /* Prepares the steps of the block that the sampler has begun. Both are borrowed until dg_steps_end, which may come at any time: a step that is then
- * under way changes nothing that anyone reads. A draw instead of the argmax, and a canvas larger than the op takes, leave the steps to the host. */
-void dg_steps_begin(struct dg_steps *st, struct dg_session *s, struct dg_sampler *sampler, enum dg_sc_mode first);
+ * under way changes nothing that anyone reads, but what asks for the backend next waits for its end. Until then nobody else denoises in the
+ * session's planes. A draw instead of the argmax, and a canvas larger than the op takes, leave the steps to the host. Errors: the backend's;
+ * dg_steps_end is due all the same. */
+enum dg_status dg_steps_begin(struct dg_steps *st, struct dg_session *s, struct dg_sampler *sampler, enum dg_sc_mode first, struct dg_error *err)
+    DG_MUST_CHECK;
 
 void dg_steps_end(struct dg_steps *st);
 

@@ -83,8 +83,9 @@ enum dg_status dg_turn_propose(struct dg_turn *t, int32_t n, struct dg_error *er
     struct dg_steps steps;
     t->last.stop = DG_STOP_NONE;
     DG_TRY(begin_block(t, n, err));
-    dg_steps_begin(&steps, t->s, t->sampler, t->opts.first_step);
-    enum dg_status st = run_steps(t, &steps, err);
+    enum dg_status st = dg_steps_begin(&steps, t->s, t->sampler, t->opts.first_step, err);
+    if (st == DG_OK)
+        st = run_steps(t, &steps, err);
     dg_steps_end(&steps);
     return st;
 }

@@ -11,7 +11,6 @@
 struct device {
     struct dg_backend *be;
     struct dg_row_stats stats;
-    int32_t *ids;
     void *mem, *host_mem, *before;
     struct dg_sample there, host;
 };
@@ -120,7 +119,7 @@ static enum dg_status on_device(struct block *b, struct dg_sampler *s, struct dg
     op->write(d->be, d->stats.entropy, b->h, n * sizeof *b->h);
     op->write(d->be, d->stats.p_max, b->p_max, n * sizeof *b->p_max);
     op->write(d->be, d->stats.argmax, b->id, n * sizeof *b->id);
-    op->sample(d->be, &d->stats, &d->there, d->ids, 1.0f / dg_sampler_next_temperature(s));
+    op->sample(d->be, &d->stats, &d->there, 1.0f / dg_sampler_next_temperature(s));
     op->read(d->be, d->host.state, d->there.state, dg_sample_read_bytes(CAP));
     DG_TRY(dg_backend_status(d->be, err));
     return dg_steps_adopt(s, &d->host, out, err);
@@ -130,8 +129,6 @@ static enum dg_status on_device(struct block *b, struct dg_sampler *s, struct dg
 
 static bool same_step(struct block *b, const struct dg_step_result *want, const struct dg_step_result *got, const float *p_max) {
     size_t n = (size_t)b->n;
-    static int32_t ids[CAP];
-    b->d->be->ops->read(b->d->be, ids, b->d->ids, n * sizeof *ids);
     if (want->step != got->step || want->n_accepted != got->n_accepted || want->stop != got->stop || want->converged != got->converged)
         return DIFFERS(b, "step %d, %d accepted, stop %s, converged %d; should be %d, %d, %s, %d", got->step, got->n_accepted,
                        dg_stop_name(got->stop), got->converged, want->step, want->n_accepted, dg_stop_name(want->stop), want->converged);
@@ -139,9 +136,9 @@ static bool same_step(struct block *b, const struct dg_step_result *want, const 
         return DIFFERS(b, "mean entropy %.17g, should be %.17g", got->mean_entropy, want->mean_entropy);
     if (memcmp(want->accept, got->accept, n) != 0)
         return DIFFERS(b, "other positions are accepted");
-    if (memcmp(want->canvas, got->canvas, n * sizeof *ids) != 0 || memcmp(want->canvas, ids, n * sizeof *ids) != 0)
+    if (memcmp(want->canvas, got->canvas, n * sizeof(int32_t)) != 0)
         return DIFFERS(b, "another canvas");
-    if (memcmp(want->result, got->result, n * sizeof *ids) != 0)
+    if (memcmp(want->result, got->result, n * sizeof(int32_t)) != 0)
         return DIFFERS(b, "another result");
     if (memcmp(p_max, b->d->host.p_max, n * sizeof *p_max) != 0)
         return DIFFERS(b, "another p_max");
@@ -153,7 +150,7 @@ static bool stays(struct block *b, const struct dg_sampler *device, const char *
     struct device *d = b->d;
     size_t bytes = dg_sample_bytes(CAP);
     d->be->ops->read(d->be, d->before, d->there.state, bytes);
-    d->be->ops->sample(d->be, &d->stats, &d->there, d->ids, 1.0f / dg_sampler_next_temperature(device));
+    d->be->ops->sample(d->be, &d->stats, &d->there, 1.0f / dg_sampler_next_temperature(device));
     d->be->ops->read(d->be, d->host.state, d->there.state, bytes);
     if (look && look(d->be))
         return DIFFERS(b, "%s", look(d->be));
@@ -173,7 +170,6 @@ static bool run_block(struct block *b, struct dg_sampler *host, struct dg_sample
         dg_sampler_begin(host, b->n, &host_rng, NULL) != DG_OK || dg_sampler_begin(device, b->n, &device_rng, NULL) != DG_OK)
         return DIFFERS(b, "the block cannot be begun");
     dg_steps_write_block(d->be, &d->there, &d->host, device, b->unchecked);
-    d->be->ops->write(d->be, d->ids, dg_sampler_canvas(device), (size_t)b->n * sizeof *d->ids);
     for (int step = 0; step < 14 && want.stop == DG_STOP_NONE; step++) {
         draw_rows(b, step);
         struct dg_error host_err = {0}, device_err = {0};
@@ -226,7 +222,6 @@ void sample_cases_run(struct op_cases *c, const char *(*look)(struct dg_backend 
     d.stats.entropy = be->ops->alloc(be, CAP * sizeof(float));
     d.stats.p_max = be->ops->alloc(be, CAP * sizeof(float));
     d.stats.argmax = be->ops->alloc(be, CAP * sizeof(int32_t));
-    d.ids = be->ops->alloc(be, CAP * sizeof(int32_t));
     d.mem = be->ops->alloc(be, dg_sample_bytes(CAP));
     if (d.host_mem && d.before && d.mem && be->ops->sample_max == CAP && dg_backend_status(be, NULL) == DG_OK) {
         d.there = dg_sample_in(d.mem, CAP);
@@ -236,7 +231,7 @@ void sample_cases_run(struct op_cases *c, const char *(*look)(struct dg_backend 
         puts("sample: FAILED no memory, or other sizes than the test's");
         c->failed++;
     }
-    void *there[] = {d.stats.entropy, d.stats.p_max, d.stats.argmax, d.ids, d.mem};
+    void *there[] = {d.stats.entropy, d.stats.p_max, d.stats.argmax, d.mem};
     for (size_t i = 0; i < sizeof there / sizeof *there; i++)
         be->ops->free(be, there[i]);
     free(d.host_mem);

@@ -2,7 +2,8 @@
  *
  * An f16 value is the sum of two bf16 values exactly, a weight to within 2^-17: high and low parts are multiplied apart into the same sums.
  * Queries go in groups of sixteen, one a lane, so that maxima and sums of a softmax need no work across lanes. Steps of 32 keys begin at
- * multiples of 32 in absolute position and are taken in order; a query's bits depend on its own keys alone. docs/cpu-attention.md has the
+ * multiples of 32 in absolute position and are taken in order; a query's bits depend on its own keys alone, where
+ * values are finite: a weight of zero times NaN is NaN for every query of the block. docs/cpu-attention.md has the
  * error bound. */
 #ifndef DG_OPS_CPU_ATT_KERNELS_H
 #define DG_OPS_CPU_ATT_KERNELS_H

@@ -44,7 +44,8 @@ struct dg_gemm_kind {
     /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
      * DG_GEMM_NR rows of steps * step elements. */
     void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add);
-    /* Copies n elements of an f32 (0) or bf16 (1) row: vector s to dst + s * stride elements, the last filled up with zeros. */
+    /* Copies n elements of an f32 (0) or bf16 (1) row: vector s to dst + s * stride elements, the last filled up with zeros. The order
+     * of elements within 32 is the level's own, the same in pack, decode and dot. */
     void (*pack[2])(const void *row, int64_t n, int64_t stride, void *dst);
     /* Decodes elements [k0, k0 + n) of a row of k into dst and fills up to a multiple of step with zeros; k0 is a multiple of 32. Without
      * the row's factor, where the format has one (dg_gemm_row_factor). */

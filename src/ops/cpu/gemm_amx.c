@@ -132,7 +132,7 @@ INLINE __m512 step_f32(const void *row, int64_t at, int64_t n) {
             UNROLL                                                                     \
             for (int i = 0; i < TILE; i++)                                             \
                 r[i] = i < n ? step(row[i], at, k) : _mm512_setzero_ps();              \
-            transpose512(r);                                                              \
+            transpose512(r);                                                           \
             UNROLL                                                                     \
             for (int i = 0; i < TILE; i++)                                             \
                 _mm512_storeu_ps(d + i * TILE, r[i]);                                  \

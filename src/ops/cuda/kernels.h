@@ -90,7 +90,6 @@ struct dgc_sample_args {
     struct dg_sample s;
     const float *entropy, *p_max;
     const int32_t *argmax;
-    int32_t *ids;
     struct dgc_params *prm;
 };
 

@@ -388,9 +388,9 @@ static void op_soft_embed(struct dg_backend *be, const struct dg_plane *logits, 
 }
 
 /* The kernel moves the device's record on to the next step's temperatures, as the host's copy of it is moved on where a launch is made. */
-static void op_sample(struct dg_backend *be, const struct dg_row_stats *st, const struct dg_sample *s, int32_t *ids, float inv_t_next) {
+static void op_sample(struct dg_backend *be, const struct dg_row_stats *st, const struct dg_sample *s, float inv_t_next) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    struct dgc_sample_args a = {*s, st->entropy, st->p_max, st->argmax, ids, cu->dev_params};
+    struct dgc_sample_args a = {*s, st->entropy, st->p_max, st->argmax, cu->dev_params};
     dgc_launch_sample(be, DGC_K_sample, 1, 1, 0, &a);
     if (!cu->capturing)
         dg_cuda_params_sampled(be, inv_t_next);

@@ -10,7 +10,7 @@
 
 /* The stream's state after so many more numbers (sampler/rng.h): the steps are powers of one map, which are squared on the way. */
 DGC_FN uint64_t rng_after(uint64_t state, uint32_t numbers) {
-    uint64_t mul = 6966169279ull, add = 1039523323ull;
+    uint64_t mul = DG_SAMPLE_RNG_MUL, add = DG_SAMPLE_RNG_ADD;
     for (; numbers; numbers >>= 1) {
         if (numbers & 1)
             state = state * mul + add;
@@ -101,6 +101,21 @@ DGC_FN int draws_before(const uint32_t *mask, int i) {
     return k;
 }
 
+/* Each position's place among the entropies, equal ones by position, and the entropies in that order. Frozen positions have none. */
+DGC_FN void rank_all(const uint32_t *key, const float *value, int n, int32_t *rank, float *sorted) {
+    for (int i = (int)threadIdx.x; i < n; i += THREADS) {
+        uint32_t mine = key[i];
+        int k = 0;
+#pragma unroll 8
+        for (int j = 0; j < n; j++)
+            k += key[j] < mine + (j < i);
+        if (mine != FROZEN) {
+            rank[i] = k;
+            sorted[k] = value[i];
+        }
+    }
+}
+
 DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
     __shared__ uint32_t key[ROWS], draws[ROWS / 32];
     __shared__ float value[ROWS], sorted[ROWS];
@@ -134,17 +149,7 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
         if (failed)
             return;
     }
-    for (int i = t; i < n; i += THREADS) {
-        uint32_t mine = key[i];
-        int k = 0;
-#pragma unroll 8
-        for (int j = 0; j < n; j++)
-            k += key[j] < mine + (j < i);
-        if (mine != FROZEN) {
-            rank[i] = k;
-            sorted[k] = value[i];
-        }
-    }
+    rank_all(key, value, n, rank, sorted);
     __syncthreads();
     if (t == 0)
         total = sum_in_order(value, n);
@@ -160,7 +165,7 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
     __syncthreads();
     int other_argmax = 0, other_accept = 0, text = 0;
     for (int i = t; i < n; i += THREADS) {
-        int draw = draws[i >> 5] >> (i & 31) & 1, kept = r->freeze && !draw, id = a.ids[i];
+        int draw = draws[i >> 5] >> (i & 31) & 1, kept = r->freeze && !draw, id = a.s.canvas[i];
         if (draw)
             id = (int)((uint32_t)(rng_after(rng, (uint32_t)draws_before(draws, i) + 1) >> 32) % (uint32_t)r->vocab);
         else if (key[i] != FROZEN)
@@ -169,7 +174,7 @@ DGC_KERNEL(sample, sample, DGC_SAMPLE_THREADS) {
         other_argmax |= a.s.result[i] != result;
         other_accept |= a.s.accept[i] != !draw;
         text |= result != r->pad && result != r->vocab - 1;
-        a.ids[i] = a.s.canvas[i] = id;
+        a.s.canvas[i] = id;
         a.s.result[i] = result;
         a.s.accept[i] = (uint8_t)!draw;
         a.s.frozen[i] = (uint8_t)kept;
