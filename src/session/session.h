@@ -115,7 +115,8 @@ enum dg_status dg_session_step(struct dg_session *s, const int32_t *canvas, int3
 /* Raises DG_E_NUMERIC: the logits of `bad` of n rows are not finite, row `first` is the first of them. */
 enum dg_status dg_session_bad_rows(int32_t bad, int32_t n, int32_t first, struct dg_error *err);
 
-/* Draws from softmax(logits / T) of a row of the step that dg_session_step has just made: the smallest id whose cumulative probability exceeds u (0 <= u < 1). */
+/* Draws from softmax(logits / T) of a row of the step that dg_session_step has just made: the smallest id whose cumulative probability exceeds
+ * u (0 <= u < 1). */
 enum dg_status dg_session_draw(struct dg_session *s, int32_t row, double u, int32_t *id, struct dg_error *err) DG_MUST_CHECK;
 
 bool dg_session_cancelled(const struct dg_session *s);
