@@ -96,7 +96,7 @@ esac
 
 # compiling at run time: with a stub of the compiler, and with the real one where it is
 DG_STUB_NVRTC_LOG='head.cu(1): error: as planned' LD_LIBRARY_PATH=$stub/nvrtc "$DG_BUILD/tests/cuda_nvrtc" | sed 's/$/ (stub compiler)/'
-if [ "${DG_LONG:-0}" = 1 ]; then
+if [ -n "${DG_SOAK:-}" ]; then
     # shellcheck disable=SC2046
     "$DG_BUILD/tests/cuda_nvrtc" rows -- $(for f in src/ops/cuda/kernels/*.cu; do basename "$f" .cu; done)
 else

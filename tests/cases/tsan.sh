@@ -1,6 +1,6 @@
 #!/bin/sh
 # The pipeline's tests under the thread sanitizer, in a build folder of its own that holds no more than they need. The random sequences:
-# 1,500 ops, 10,000 with DG_LONG=1.
+# 1,500 ops, 4,000 with DG_LONG=1, 10,000 with DG_SOAK=1.
 case $DG_BUILD in
 *asan* | *tsan* | *ubsan*)
     echo "ok - thread sanitizer # SKIP this is a sanitizer's build already"
@@ -33,6 +33,8 @@ run() { # NAME COMMAND...
 }
 TSAN_OPTIONS=halt_on_error=1
 export TSAN_OPTIONS
-[ -n "${DG_LONG:-}" ] && ops=10000 || ops=1500
+ops=1500
+[ -n "${DG_LONG:-}" ] && ops=4000
+[ -n "${DG_SOAK:-}" ] && ops=10000
 run pipeline_property_test env PROPERTY_OPS=$ops "$B/tests/pipeline_property_test"
 run pipeline_test env PIPELINE_THREADS_ONLY=1 "$B/tests/pipeline_test"
