@@ -77,13 +77,13 @@ void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g) {
 
 void dg_cuda_replay_forget(struct dg_backend *be) {
     struct dg_cuda *cu = dg_cuda_of(be);
-    bool waited = false;
-    for (int i = 0; i < DG_CUDA_RECORDINGS; i++) {
-        if (cu->recording[i].graph && !waited) /* a step that nobody will take may be under way */
-            cu->d.stream_sync(cu->stream);
-        waited = waited || cu->recording[i].graph;
+    bool any = false;
+    for (int i = 0; i < DG_CUDA_RECORDINGS; i++)
+        any = any || cu->recording[i].graph;
+    if (any) /* a step that nobody will take may be under way */
+        cu->d.stream_sync(cu->stream);
+    for (int i = 0; i < DG_CUDA_RECORDINGS; i++)
         dg_cuda_graph_destroy(be, cu->recording[i].graph);
-    }
     memset(cu->recording, 0, sizeof cu->recording);
 }
 
