@@ -3,6 +3,8 @@
 
 #include "ops/cpu/transpose512.h"
 
+#include "ops/cpu/simd_math.h"
+
 #include <math.h>
 
 #define TILE DG_ATT_GROUP
@@ -188,16 +190,7 @@ static void weigh(const struct dg_att_weigh *t) {
 INLINE vf exp_down(vf x) {
     vf c = (vf)_mm512_max_ps(_mm512_set1_ps(-150.0f), (__m512)x); /* NaN stays */
     vf t = (vf)_mm512_roundscale_ps((__m512)(c * vf_set1(0x1.715476p+0f)), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    vf r = vf_fma(t, vf_set1(-0x1.62e400p-1f), c);
-    r = vf_fma(t, vf_set1(-0x1.7f7d1cp-20f), r);
-    vf p = vf_set1(1.9875691500e-4f);
-    p = vf_fma(p, r, vf_set1(1.3981999507e-3f));
-    p = vf_fma(p, r, vf_set1(8.3334519073e-3f));
-    p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
-    p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
-    p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
-    p = vf_fma(p * r, r, r) + vf_set1(1.0f);
-    return (vf)_mm512_scalef_ps((__m512)p, (__m512)t);
+    return (vf)_mm512_scalef_ps((__m512)vf_exp_rest(c, t), (__m512)t);
 }
 
 INLINE void hide_some(float *s, int k0, int k1, const int32_t *a, const int32_t *b) {

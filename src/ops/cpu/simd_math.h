@@ -8,11 +8,8 @@
 
 #ifdef VL
 
-static inline vf vf_exp(vf x) {
-    vf c = vf_select(x > vf_set1(89.0f), vf_set1(89.0f), x); /* NaN stays */
-    c = vf_select(c < vf_set1(-104.0f), vf_set1(-104.0f), c);
-    vi n = vf_round_int(c * vf_set1(0x1.715476p+0f));
-    vf t = vi_float(n);
+/* exp(c) / 2^t, where t is the whole number next to c / ln 2. */
+static inline vf vf_exp_rest(vf c, vf t) {
     vf r = vf_fma(t, vf_set1(-0x1.62e400p-1f), c);
     r = vf_fma(t, vf_set1(-0x1.7f7d1cp-20f), r);
     vf p = vf_set1(1.9875691500e-4f);
@@ -21,7 +18,14 @@ static inline vf vf_exp(vf x) {
     p = vf_fma(p, r, vf_set1(4.1665795894e-2f));
     p = vf_fma(p, r, vf_set1(1.6666665459e-1f));
     p = vf_fma(p, r, vf_set1(5.0000001201e-1f));
-    p = vf_fma(p * r, r, r) + vf_set1(1.0f);
+    return vf_fma(p * r, r, r) + vf_set1(1.0f);
+}
+
+static inline vf vf_exp(vf x) {
+    vf c = vf_select(x > vf_set1(89.0f), vf_set1(89.0f), x); /* NaN stays */
+    c = vf_select(c < vf_set1(-104.0f), vf_set1(-104.0f), c);
+    vi n = vf_round_int(c * vf_set1(0x1.715476p+0f));
+    vf p = vf_exp_rest(c, vi_float(n));
     vi half = n >> 1, rest = n - half;
     p = p * (vf)((half + 127) << 23) * (vf)((rest + 127) << 23);
     return vf_select(x == x, p, x);
