@@ -3,43 +3,24 @@
 #include "cli/bench.h"
 #include "core/mem.h"
 #include "core/meminfo.h"
+#include "cuda/stub_calls.h"
 #include "ops/cuda/state.h"
 #include "session/session.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int failed;
 static int (*stub_open)(void), (*stub_faults)(void);
 static long (*stub_launches)(void), (*stub_chained)(void);
 static struct dg_model *mini;
 
-static void ok(bool good, const char *name, const char *why) {
-    if (good) {
-        printf("ok - %s\n", name);
-    } else {
-        printf("not ok - %s: %s\n", name, why);
-        failed++;
-    }
-}
-
-static void find_stub(void) {
-    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-    static const char *const names[4] = {"dg_stub_open", "dg_stub_faults", "dg_stub_launches", "dg_stub_chained"};
-    void *f[4];
-    for (int i = 0; i < 4; i++)
-        f[i] = lib ? dlsym(lib, names[i]) : NULL;
-    if (!f[0] || !f[1] || !f[2] || !f[3]) {
-        puts("not ok - stub driver: libcuda.so.1 is not the tests' one");
-        exit(1);
-    }
-    memcpy(&stub_open, &f[0], sizeof f[0]);
-    memcpy(&stub_faults, &f[1], sizeof f[1]);
-    memcpy(&stub_launches, &f[2], sizeof f[2]);
-    memcpy(&stub_chained, &f[3], sizeof f[3]);
+static void find_stubs(void) {
+    find_stub("dg_stub_open", &stub_open);
+    find_stub("dg_stub_faults", &stub_faults);
+    find_stub("dg_stub_launches", &stub_launches);
+    find_stub("dg_stub_chained", &stub_chained);
 }
 
 /* Opening must fail with this code and these words, and leave nothing open. */
@@ -755,7 +736,7 @@ int main(int argc, char **argv) {
         printf("not ok - model: %s\n", argc == 2 ? dg_error_text(&err) : "usage: host MODEL");
         return 1;
     }
-    find_stub();
+    find_stubs();
     setvbuf(stdout, NULL, _IOLBF, 0);
     refusals();
     planned_failures();

@@ -2,43 +2,24 @@
  * bit. Prints TAP lines. Run with LD_LIBRARY_PATH at the stub. */
 #include "core/buf.h"
 #include "core/mem.h"
+#include "cuda/stub_calls.h"
 #include "ops/cuda/state.h"
 #include "session/turn.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int failed;
 static long (*stub_launches)(void);
 static int (*stub_open)(void), (*stub_faults)(void);
 static struct dg_config small;
 static atomic_bool cancel;
 
-static void ok(bool good, const char *name, const char *why) {
-    if (good) {
-        printf("ok - %s\n", name);
-    } else {
-        printf("not ok - %s: %s\n", name, why);
-        failed++;
-    }
-}
-
-static void find_stub(void) {
-    void *lib = dlopen("libcuda.so.1", RTLD_NOW);
-    static const char *const names[3] = {"dg_stub_open", "dg_stub_faults", "dg_stub_launches"};
-    void *f[3];
-    for (int i = 0; i < 3; i++)
-        f[i] = lib ? dlsym(lib, names[i]) : NULL;
-    if (!f[0] || !f[1] || !f[2]) {
-        puts("not ok - stub driver: libcuda.so.1 is not the tests' one");
-        exit(1);
-    }
-    memcpy(&stub_open, &f[0], sizeof f[0]);
-    memcpy(&stub_faults, &f[1], sizeof f[1]);
-    memcpy(&stub_launches, &f[2], sizeof f[2]);
+static void find_stubs(void) {
+    find_stub("dg_stub_open", &stub_open);
+    find_stub("dg_stub_faults", &stub_faults);
+    find_stub("dg_stub_launches", &stub_launches);
 }
 
 /* A kind of turn. */
@@ -262,7 +243,7 @@ int main(int argc, char **argv) {
         printf("not ok - model: %s\n", argc == 2 ? dg_error_text(&err) : "usage: turns MODEL");
         return 1;
     }
-    find_stub();
+    find_stubs();
     setvbuf(stdout, NULL, _IOLBF, 0);
     small = mini->cfg;
     while (!small.layer[full].full)
