@@ -241,7 +241,8 @@ static void run_linear(void *ctx) {
     b.be->ops->linear(b.be, &c->x, &list, 1, DG_EPI_NONE, &c->y);
 }
 
-/* Pairs of our product and the yardstick's; without a product, the yardstick alone. */
+/* Pairs of our product and the yardstick's; without a product, the yardstick alone. Of each turn the second run counts: the first wakes the
+ * threads and brings clock and caches to where the other left them. */
 static void against(const char *what, enum yard_type type, int m, int n, struct linear_case *c) {
     const char *name = type == YARD_BF16 ? "bf16" : "f32";
     struct yard *y = yard_create(type, m, n, HIDDEN, dg_pool_threads(b.be->pool));
@@ -250,10 +251,14 @@ static void against(const char *what, enum yard_type type, int m, int n, struct 
         return;
     for (int i = -2; i < b.repeat; i++) {
         int at = i < 0 ? 0 : i;
+        yard_run(y);
         t[at] = yard_run(y);
+        yard_rest();
+        if (!c)
+            continue;
+        run_linear(c);
         double start = now();
-        if (c)
-            run_linear(c);
+        run_linear(c);
         ratio[at] = t[at] / (now() - start);
     }
     if (c)
@@ -289,7 +294,7 @@ static void linear(enum dg_format fmt, int m, int n, bool memory_bound) {
     dg_free(w);
 }
 
-/* One thread against all of them, turn by turn, by the wall clock. */
+/* One thread against all of them, turn by turn, by the wall clock; the second run of each counts. */
 static void scaling(const struct dg_cpu_opts *o, const struct dg_reserve *r, const struct dg_model *model) {
     const char *what = "scaling linear q4_block 256x2816x2816";
     struct dg_backend *all = b.be, *one = NULL;
@@ -303,13 +308,15 @@ static void scaling(const struct dg_cpu_opts *o, const struct dg_reserve *r, con
     uint8_t *w = weights(DG_FMT_Q4_BLOCK, 1, HIDDEN, HIDDEN);
     struct linear_case c = {plane(ROWS, HIDDEN, all->ops->act), plane(ROWS, HIDDEN, all->ops->act), {DG_FMT_Q4_BLOCK, HIDDEN, HIDDEN, w, 0}};
     for (int i = -1; i < b.repeat; i++) {
-        double start = now();
-        b.be = one;
-        run_linear(&c);
-        double middle = now();
-        b.be = all;
-        run_linear(&c);
-        ratio[i < 0 ? 0 : i] = (middle - start) / (now() - middle);
+        double t[2];
+        for (int many = 0; many < 2; many++) {
+            b.be = many ? all : one;
+            run_linear(&c);
+            double start = now();
+            run_linear(&c);
+            t[many] = now() - start;
+        }
+        ratio[i < 0 ? 0 : i] = t[0] / t[1];
     }
     printf("%s 1 to %d threads,%.3f,times,%s\n", what, dg_pool_threads(all->pool), median(ratio, b.repeat), b.command);
     dg_plane_free(all, &c.x);

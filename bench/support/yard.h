@@ -12,8 +12,10 @@ struct yard; /* one product y[m,n] = x[m,k] w[n,k], inputs of the type, sums in 
 /* NULL: this build or this processor has no such product. Owner: the caller. */
 struct yard *yard_create(enum yard_type type, int m, int n, int k, int threads);
 void yard_destroy(struct yard *y); /* NULL is allowed */
-/* Computes it once; returns when it is done and its threads have gone to sleep. Seconds that the product took. */
+/* Computes it once. Seconds that it took. */
 double yard_run(struct yard *y);
+/* Returns when the yardstick's threads have gone to sleep: they look for more work for about a millisecond. */
+void yard_rest(void);
 const char *yard_kernel(const struct yard *y);
 
 #endif
