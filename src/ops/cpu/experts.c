@@ -30,10 +30,9 @@ static int64_t make_units(const struct dg_cpu *c, int64_t n_pairs, int32_t exper
     return n;
 }
 
-/* The next unit: its expert, and its rows [*begin, *end) of n in panels of `most`. */
-static bool take_unit(struct expert_job *j, int32_t *e, int64_t n, int32_t most, int64_t *begin, int64_t *end) {
+/* Unit u: its expert, and its rows [*begin, *end) of n in panels of `most`. False behind the last one. */
+static bool find_unit(const struct expert_job *j, int64_t u, int32_t *e, int64_t n, int32_t most, int64_t *begin, int64_t *end) {
     const int32_t *unit = j->cpu->gemm.unit;
-    int64_t u = atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed);
     if (u >= j->units)
         return false;
     int32_t lo = 0, hi = j->experts;
@@ -47,6 +46,20 @@ static bool take_unit(struct expert_job *j, int32_t *e, int64_t n, int32_t most,
     *e = lo;
     dg_pool_range(n, most, (int)(u - unit[lo]), unit[lo + 1] - unit[lo], begin, end);
     return true;
+}
+
+static bool take_unit(struct expert_job *j, int32_t *e, int64_t n, int32_t most, int64_t *begin, int64_t *end) {
+    return find_unit(j, atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), e, n, most, begin, end);
+}
+
+/* Where this thread probably goes on behind a unit's last panel: in the unit that is next now, at row `first` and what it has been cut to. */
+static const uint8_t *after_unit(struct expert_job *j, const struct dg_stack *stack, int64_t n, int32_t most, int64_t first) {
+    int32_t e;
+    int64_t begin, end;
+    if (!find_unit(j, atomic_load_explicit(&j->next, memory_order_relaxed), &e, n, most, &begin, &end))
+        return NULL;
+    struct dg_mat w = dg_stack_mat(stack, e);
+    return dg_mat_row(&w, first + begin);
 }
 
 /* A thread's packed block: rows [first, first + m) of an expert's bucket. Kept while the same rows are asked for. */
@@ -90,7 +103,11 @@ static void up_part(void *arg, int part, int n_parts) {
             pack_rows(j, &x, b, m, false);
             for (int64_t row = begin; row < end; row += most) {
                 int32_t n = (int32_t)(end - row < most ? end - row : most);
-                struct dg_product_rows rows[2] = {{&w, row, n, row + n < end ? n : 0}, {&w, moe + row, n, 0}};
+                struct dg_product_rows rows[2];
+                for (int i = 0; i < 2; i++) {
+                    rows[i] = (struct dg_product_rows){&w, i * moe + row, n, NULL};
+                    rows[i].after = row + n < end ? dg_product_after(rows + i, n) : after_unit(j, j->gate_up, moe, most, i * moe);
+                }
                 dg_product(j->cpu, part, x.data, m, w.k, rows, 2, c);
                 for (int i = 0; i < m; i++)
                     k->glu[half](c + i * g->cols, c + i * g->cols + dg_product_cols(g, n), n,
@@ -116,7 +133,8 @@ static void down_part(void *arg, int part, int n_parts) {
             pack_rows(j, &x, b, m, true);
             for (int64_t row = begin; row < end; row += cols) {
                 int32_t n = (int32_t)(end - row < cols ? end - row : cols);
-                struct dg_product_rows rows = {&w, row, n, row + n < end ? n : 0};
+                struct dg_product_rows rows = {&w, row, n, NULL};
+                rows.after = row + n < end ? dg_product_after(&rows, n) : after_unit(j, j->down, hidden, cols, 0);
                 dg_product(j->cpu, part, x.data, m, w.k, &rows, 1, c);
                 for (int i = 0; i < m; i++)
                     memcpy(s->pair_y + (int64_t)s->pair[b + i] * hidden + row, c + i * cols, (size_t)n * sizeof *c);

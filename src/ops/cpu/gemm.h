@@ -42,8 +42,9 @@ struct dg_gemm_kind {
     bool m_outer;        /* which of a tile's sides is kept in the nearest cache */
     enum dg_format raw;  /* weights of this format are read in place; DG_FMT_COUNT: none are */
     /* c[i][j] = (add ? c[i][j] : 0) + sum over `steps` vectors of x_i . w_j. tile[mr - 1]: x is [steps][mr][step], w points at
-     * DG_GEMM_NR rows of steps * step elements. */
-    void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add);
+     * DG_GEMM_NR rows of steps * step elements. Meanwhile asks for `lines` cache lines from `ahead` on, which are needed later. */
+    void (*tile[DG_GEMM_MR_MAX])(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add, const uint8_t *ahead,
+                                 int64_t lines);
     /* Copies n elements of an f32 (0) or bf16 (1) row: vector s to dst + s * stride elements, the last filled up with zeros. The order
      * of elements within 32 is the level's own, the same in pack, decode and dot. */
     void (*pack[2])(const void *row, int64_t n, int64_t stride, void *dst);
@@ -118,6 +119,12 @@ extern const uint16_t dg_gemm_nvfp4_bf16[256][16];
 #define DG_GEMM_BYTES_Q6 28
 #define DG_GEMM_BYTES_Q8 32
 #define DG_GEMM_BYTES_NVFP4 18
+
+/* Asks for so many cache lines into the second cache. */
+static inline __attribute__((always_inline)) void dg_gemm_ask_lines(const uint8_t *p, int64_t lines) {
+    for (; lines > 0; lines--, p += 64)
+        __builtin_prefetch(p, 0, 2);
+}
 
 /* What is due for 32 weights of so many bytes, those from element `at` on, of the DG_GEMM_NR rows behind one another from p on: asked for into the
  * second cache. Rows side by side where a line is due for each: more streams are faster. */

@@ -25,7 +25,8 @@ INLINE void sum4(float *c, __m512 a0, __m512 a1, __m512 a2, __m512 a3, bool add)
 
 INLINE __m512bh load(const uint16_t *p) { return (__m512bh)_mm512_loadu_si512(p); }
 
-INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t steps, float *c, int64_t ldc, bool add) {
+INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t steps, float *c, int64_t ldc, bool add, const uint8_t *ahead,
+                 int64_t lines) {
     __m512 acc[MR][DG_GEMM_NR];
     const uint16_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     UNROLL
@@ -33,7 +34,11 @@ INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t st
         UNROLL
         for (int j = 0; j < DG_GEMM_NR; j++)
             acc[i][j] = _mm512_setzero_ps();
-    for (int64_t s = 0; s < steps * STEP; s += STEP, x += mr * STEP) {
+    int64_t before = lines > steps ? lines - steps : 0, stride = (lines - before) * 64 / steps;
+    dg_gemm_ask_lines(ahead, before);
+    ahead = lines ? ahead + before * 64 : (const uint8_t *)x;
+    for (int64_t s = 0; s < steps * STEP; s += STEP, x += mr * STEP, ahead += stride) {
+        __builtin_prefetch(ahead, 0, 2); /* all at once they would take the places of requests to the second cache, where the panel lies */
         __m512bh v0 = load(w0 + s), v1 = load(w1 + s), v2 = load(w2 + s), v3 = load(w3 + s);
         UNROLL
         for (int i = 0; i < mr; i++) {
@@ -50,8 +55,9 @@ INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t st
 }
 
 #define TILE(n)                                                                                                        \
-    static void tile_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add) {        \
-        tile(n, x, (const uint16_t *const *)w, steps, c, ldc, add);                                                    \
+    static void tile_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add,          \
+                         const uint8_t *ahead, int64_t lines) {                                                        \
+        tile(n, x, (const uint16_t *const *)w, steps, c, ldc, add, ahead, lines);                                      \
     }
 TILE(1)
 TILE(2)

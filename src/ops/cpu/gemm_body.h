@@ -20,7 +20,8 @@
 #define GEMM_UNROLL _Pragma("GCC unroll 8")
 
 /* The side with fewer rows stays in registers through a step, so that the accumulators, that side and one more vector fit. */
-GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t steps, float *c, int64_t ldc, bool add) {
+GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t steps, float *c, int64_t ldc, bool add,
+                          const uint8_t *ahead, int64_t lines) {
     vf acc[GEMM_MR][DG_GEMM_NR];
     const float *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     GEMM_UNROLL
@@ -28,6 +29,7 @@ GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t
         GEMM_UNROLL
         for (int j = 0; j < DG_GEMM_NR; j++)
             acc[i][j] = vf_set1(0);
+    dg_gemm_ask_lines(ahead, lines);
 #pragma GCC unroll 4
     for (int64_t s = 0; s < steps * VL; s += VL, x += mr * VL) {
         if (GEMM_MR <= DG_GEMM_NR) {
@@ -60,8 +62,9 @@ GEMM_INLINE void tile_f32(int mr, const float *x, const float *const *w, int64_t
 }
 
 #define GEMM_TILE_F32(n)                                                                                                       \
-    static void tile_f32_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add) {            \
-        tile_f32(n, x, (const float *const *)w, steps, c, ldc, add);                                                           \
+    static void tile_f32_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add,              \
+                             const uint8_t *ahead, int64_t lines) {                                                            \
+        tile_f32(n, x, (const float *const *)w, steps, c, ldc, add, ahead, lines);                                             \
     }
 GEMM_TILE_F32(1)
 GEMM_TILE_F32(2)

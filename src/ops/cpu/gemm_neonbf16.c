@@ -12,7 +12,9 @@
 
 INLINE bfloat16x8_t load(const uint16_t *p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
 
-INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t steps, float *c, int64_t ldc, bool add) {
+INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t steps, float *c, int64_t ldc, bool add, const uint8_t *ahead,
+                 int64_t lines) {
+    dg_gemm_ask_lines(ahead, lines);
     float32x4_t acc[MR][DG_GEMM_NR];
     const uint16_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     UNROLL
@@ -39,8 +41,9 @@ INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t st
 }
 
 #define TILE(n)                                                                                                        \
-    static void tile_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add) {        \
-        tile(n, x, (const uint16_t *const *)w, steps, c, ldc, add);                                                    \
+    static void tile_##n(const void *x, const void *const *w, int64_t steps, float *c, int64_t ldc, bool add,          \
+                         const uint8_t *ahead, int64_t lines) {                                                        \
+        tile(n, x, (const uint16_t *const *)w, steps, c, ldc, add, ahead, lines);                                      \
     }
 TILE(1)
 TILE(2)

@@ -34,7 +34,8 @@ static void logits_part(void *arg, int part, int n_parts) {
             float *z = (float *)j->logits->data + m0 * j->logits->ld;
             for (int64_t v = v0; v < v1; v += g->cols) {
                 int64_t ahead = v + g->cols < v1 ? g->cols : g->cols + (j->cpu->n_threads - 1) * block;
-                struct dg_product_rows w = {j->embed, v, (int32_t)(v1 - v < g->cols ? v1 - v : g->cols), ahead};
+                struct dg_product_rows w = {j->embed, v, (int32_t)(v1 - v < g->cols ? v1 - v : g->cols), NULL};
+                w.after = dg_product_after(&w, ahead);
                 dg_product(j->cpu, part, (const char *)j->x + m0 / DG_PRODUCT_M * block_bytes, m, j->embed->k, &w, 1, c);
                 for (int i = 0; i < m; i++)
                     k->store[0](c + i * g->cols, w.n, z + i * j->logits->ld + v);

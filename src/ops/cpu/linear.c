@@ -26,8 +26,10 @@ static int unit_rows(const struct linear_job *j, int64_t u, struct dg_product_ro
     if (j->glu) {
         int64_t row = u * j->block;
         int32_t n = (int32_t)(j->w[0]->n - row < j->block ? j->w[0]->n - row : j->block);
-        w[0] = (struct dg_product_rows){j->w[0], row, n, (int64_t)j->block * j->cpu->n_threads};
-        w[1] = (struct dg_product_rows){j->w[1], row, n, 0};
+        for (int i = 0; i < 2; i++) {
+            w[i] = (struct dg_product_rows){j->w[i], row, n, NULL};
+            w[i].after = dg_product_after(w + i, (int64_t)j->block * j->cpu->n_threads);
+        }
         *col = row;
         return 2;
     }
@@ -39,8 +41,8 @@ static int unit_rows(const struct linear_job *j, int64_t u, struct dg_product_ro
             continue;
         }
         int64_t row = u * j->block;
-        w[0] = (struct dg_product_rows){j->w[i], row, (int32_t)(n - row < j->block ? n - row : j->block),
-                                        (int64_t)j->block * j->cpu->n_threads};
+        w[0] = (struct dg_product_rows){j->w[i], row, (int32_t)(n - row < j->block ? n - row : j->block), NULL};
+        w[0].after = dg_product_after(w, (int64_t)j->block * j->cpu->n_threads);
         *col = base + row;
         return 1;
     }

@@ -5,8 +5,9 @@
 #include <string.h>
 
 #define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
-#define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
-#define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does */
+#define FEW_M 8        /* up to here rows of weights are read where they lie four at a time, all of a row at once */
+#define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does; decoded ones are used four rows at a
+                        * time, while they are in the nearest cache */
 #define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
 /* Bytes of a panel's row. */
@@ -84,27 +85,37 @@ float *dg_product_c(const struct dg_cpu *c, int part) { return c->gemm.c + (int6
 
 void *dg_product_x(const struct dg_cpu *c, int part) { return (char *)c->gemm.x_own + part * c->gemm.x_own_bytes; }
 
-/* One register tile: tile i of x's chunk against four rows of w. */
-static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *all, int i, const char *x, int64_t row_bytes, int64_t steps,
-                            const void *const *w, float *c, bool add) {
-    int first = tile_first(all, i);
-    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * g->cols, g->cols, add);
-}
-
-/* What the panel after this one is decoded from: bytes [from, to) of n rows. They are asked for while the tiles multiply; else memory would
- * rest then, and the tiles while a panel is decoded. */
+/* What comes after the rows at hand: asked for while those are multiplied, evenly. Else memory would rest then, and decoding would wait for memory
+ * afterwards. */
 struct ahead {
-    const uint8_t *const *row;
-    int n;
-    int64_t from, to;
-    int asked, due; /* rows asked for, and what is due of the next one in parts of the tiles' number */
+    struct {
+        const uint8_t *at;
+        int64_t lines;
+    } part[2];           /* whole rows, as the file has them */
+    int64_t lines, work; /* to ask for in all, and beside so many steps of tiles */
+    int64_t due;         /* what is due beside the steps done, in parts of `work` */
 };
 
-/* One tile's share of all `tiles`. */
-static inline void fetch_ahead(struct ahead *a, int tiles) {
-    for (a->due += a->n; a->due >= tiles; a->due -= tiles, a->asked++)
-        for (int64_t b = a->from; b < a->to; b += 64)
-            __builtin_prefetch(a->row[a->asked] + b, 0, 2);
+/* The lines that are due beside a tile of so many steps, all of one part. */
+static inline int64_t take_ahead(struct ahead *a, int64_t steps, const uint8_t **at) {
+    int i = a->part[0].lines == 0;
+    a->due += a->lines * steps;
+    int64_t lines = a->work ? a->due / a->work : 0;
+    a->due -= lines * a->work;
+    lines = lines < a->part[i].lines ? lines : a->part[i].lines;
+    *at = a->part[i].at;
+    a->part[i].at += lines * 64;
+    a->part[i].lines -= lines;
+    return lines;
+}
+
+/* One register tile: tile i of x's chunk against four rows of w. */
+static inline void one_tile(const struct dg_gemm_kind *g, const struct tiles *all, int i, const char *x, int64_t row_bytes, int64_t steps,
+                            const void *const *w, float *c, bool add, struct ahead *next) {
+    int first = tile_first(all, i);
+    const uint8_t *ahead;
+    int64_t lines = take_ahead(next, steps, &ahead);
+    g->tile[all->height + (i < all->taller) - 1](x + first * row_bytes, w, steps, c + first * g->cols, g->cols, add, ahead, lines);
 }
 
 /* The tiles of one chunk: `w` points at n_tiles times DG_GEMM_NR rows. */
@@ -112,21 +123,17 @@ static void chunk_tiles(const struct dg_gemm_kind *g, const char *x, int m, int6
                         struct ahead *next) {
     struct tiles all = tiles_of(g, m);
     int64_t row_bytes = steps * g->step * g->elem;
-    int inner = INNER_M / g->mr, total = all.n * n_tiles;
+    int inner = INNER_M / g->mr;
     for (int i0 = 0; i0 < all.n; i0 += inner) {
         int i1 = all.n - i0 < inner ? all.n : i0 + inner;
         if (g->m_outer) {
             for (int i = i0; i < i1; i++)
-                for (int t = 0; t < n_tiles; t++) {
-                    fetch_ahead(next, total);
-                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
-                }
+                for (int t = 0; t < n_tiles; t++)
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add, next);
         } else {
             for (int t = 0; t < n_tiles; t++)
-                for (int i = i0; i < i1; i++) {
-                    fetch_ahead(next, total);
-                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add);
-                }
+                for (int i = i0; i < i1; i++)
+                    one_tile(g, &all, i, x, row_bytes, steps, w + t * DG_GEMM_NR, c + t * DG_GEMM_NR, add, next);
         }
     }
 }
@@ -189,24 +196,18 @@ static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, 
     return true;
 }
 
-/* The row that a thread goes on with after this part; where that is not known, one that it has anyway. */
-static const uint8_t *row_after(const struct dg_product_rows *w) {
-    return dg_mat_row(w->w, w->row + w->ahead + DG_GEMM_NR <= w->w->n ? w->row + w->ahead : w->row);
-}
-
-/* Rows [r, r1) from element k0 + kc on, or after the last chunk the next group's first; of the rows of a stack, whose formats may differ, by the
- * first one's. */
-static struct ahead next_chunk(const struct panel *p, int n, int r, int r1, int group, int64_t k, int64_t k0, int64_t kc) {
-    int64_t at = k0 + kc;
-    if (at >= k) {
-        r = r1;
-        r1 = n - r < group ? n : r + group;
-        at = 0;
+/* What comes after rows [r, r1) of the panel's n: the group behind them, or after the last one what the caller knows of. */
+static struct ahead look_ahead(const struct dg_gemm_kind *g, const struct panel *p, int n, int r, int r1, int group, int m, int64_t k,
+                               const struct dg_product_rows *w, int n_w) {
+    struct ahead a = {.work = dg_product_padded(g, k) / g->step * ((r1 - r) / DG_GEMM_NR) * tiles_of(g, m).n};
+    for (int i = 0; i < (r1 < n ? 1 : n_w); i++) {
+        const uint8_t *at = r1 < n ? p->row[r1] : w[i].after;
+        int rows = r1 >= n ? w[i].n < group ? w[i].n : group : n - r1 < group ? n - r1 : group;
+        a.part[i].at = at;
+        a.part[i].lines = at ? (rows * dg_format_row_bytes(p->mat[r1 < n ? r1 : 0]->fmt, k) + 63) / 64 : 0;
+        a.lines += a.part[i].lines;
     }
-    if (r >= n)
-        return (struct ahead){0};
-    int64_t bytes = dg_format_row_bytes(p->mat[r]->fmt, k), end = at + kc < k ? at + kc : k;
-    return (struct ahead){p->row + r, r1 - r, bytes * at / k, bytes * end / k, 0, 0};
+    return a;
 }
 
 void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, int64_t k, const struct dg_product_rows *w, int n_w, float *c) {
@@ -216,15 +217,16 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
         dg_product_tiles(cpu, part, block, m, k, w, n_w, c);
         return;
     }
-    int n = panel_rows(g, &p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : g->cols;
+    int n = panel_rows(g, &p, w, n_w);
+    int group = m <= (p.mat[0]->fmt == g->raw ? FEW_M : AHEAD_M) ? DG_GEMM_NR : g->cols;
     char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
     for (int r = 0; r < n; r += group) {
         int r1 = n - r < group ? n : r + group;
+        struct ahead next = m <= AHEAD_M ? look_ahead(g, &p, n, r, r1, group, m, k, w, n_w) : (struct ahead){0};
         for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
-            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, r + group < n ? p.row[r + group] : row_after(w)))
+            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, r + group < n ? p.row[r + group] : w->after ? w->after : p.row[0]))
                 continue;
-            struct ahead next = m <= AHEAD_M ? next_chunk(&p, n, r, r1, group, k, k0, g->kc) : (struct ahead){0};
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
             chunk_tiles(g, (const char *)block + k0 * m * g->elem, m, dg_product_padded(g, kn) / g->step, p.ready + r, (r1 - r) / DG_GEMM_NR, c + r,
                         k0 > 0, &next);

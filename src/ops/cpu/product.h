@@ -28,8 +28,12 @@ struct dg_product_rows {
     const struct dg_mat *w;
     int64_t row;
     int32_t n;
-    int64_t ahead; /* the thread will probably go on at row + ahead; 0: it is not known */
+    const uint8_t *after; /* the first of the rows that the thread will probably go on with; NULL: it is not known */
 };
+/* The same rows `ahead` rows further on, as what comes after: NULL where the matrix has ended. */
+static inline const uint8_t *dg_product_after(const struct dg_product_rows *w, int64_t ahead) {
+    return w->row + ahead < w->w->n ? dg_mat_row(w->w, w->row + ahead) : NULL;
+}
 /* Every thread calls these around its products. */
 static inline void dg_product_begin(const struct dg_cpu *c) {
     if (dg_cpu_kind(c)->begin)

@@ -55,8 +55,8 @@ static struct ahead look_ahead(const struct group *group, int next, int n_groups
         bytes = group[next].n * group[next].row_bytes;
         if (next + 1 < n_groups && group[next + 1].row == from + bytes)
             bytes += group[next + 1].n * group[next + 1].row_bytes;
-    } else if (w->ahead && w->row + w->ahead + w->n <= w->w->n) {
-        from = dg_mat_row(w->w, w->row + w->ahead);
+    } else if (w->after) {
+        from = w->after;
         bytes = (w->n < 2 * TILE ? w->n : 2 * TILE) * dg_format_row_bytes(w->w->fmt, w->w->k);
     }
     return (struct ahead){(const char *)from, (const char *)from + bytes, (bytes / 64 + steps - 1) / steps};
