@@ -7,6 +7,7 @@
 #define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
 #define FEW_M 8        /* up to here decoded weights are used at once, four rows at a time, while they are in the nearest cache */
 #define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does */
+#define AHEAD_BYTES 11000 /* how far ahead of its reading a single row of x asks for weights */
 #define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
 /* Bytes of a panel's row. */
@@ -170,16 +171,18 @@ static void panel_chunk(const struct dg_gemm_kind *g, struct panel *p, int r0, i
 static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n, int m, float *c) {
     float f[DG_PRODUCT_N];
     bool any = false;
-    for (int r = 0; r < n; r++) {
-        any |= dg_gemm_has_factor(p->mat[r]->fmt);
+    for (int r = 0; r < n && !any; r++)
+        any = dg_gemm_has_factor(p->mat[r]->fmt);
+    if (!any)
+        return;
+    for (int r = 0; r < n; r++)
         f[r] = dg_gemm_row_factor(p->mat[r]->fmt, p->mat[r]->data, p->row[r]);
-    }
-    for (int i = 0; any && i < m; i++)
+    for (int i = 0; i < m; i++)
         cpu->k.gemm.scale(c + i * dg_cpu_kind(cpu)->cols, f, n);
 }
 
 /* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. `after`: the
- * first of the rows that come after these. */
+ * first of the four rows to ask for. */
 static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c,
                     const uint8_t *after) {
     enum dg_format fmt = p->mat[r]->fmt;
@@ -189,9 +192,19 @@ static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, 
     return true;
 }
 
-/* The row that a thread goes on with after this part; where that is not known, one that it has anyway. */
-static const uint8_t *row_after(const struct dg_product_rows *w) {
-    return dg_mat_row(w->w, w->row + w->ahead + DG_GEMM_NR <= w->w->n ? w->row + w->ahead : w->row);
+/* Rows, a multiple of DG_GEMM_NR, that are AHEAD_BYTES at least. */
+static int rows_ahead(const struct dg_mat *w) {
+    int64_t some = DG_GEMM_NR * dg_format_row_bytes(w->fmt, w->k);
+    return (int)((AHEAD_BYTES + some - 1) / some) * DG_GEMM_NR;
+}
+
+/* The first of DG_GEMM_NR rows to ask for: row r of n, which may be of the part that the thread goes on with after this one; where that is not
+ * known, rows that it has anyway. */
+static const uint8_t *row_to_ask(const struct panel *p, int n, int r, const struct dg_product_rows *w) {
+    if (r + DG_GEMM_NR <= n)
+        return p->row[r];
+    int64_t row = w->row + w->ahead + (r < n ? 0 : r - n);
+    return dg_mat_row(w->w, row + DG_GEMM_NR <= w->w->n ? row : w->row);
 }
 
 /* Rows [r, r1) from element k0 + kc on, or after the last chunk the next group's first; of the rows of a stack, whose formats may differ, by the
@@ -216,13 +229,13 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
         dg_product_tiles(cpu, part, block, m, k, w, n_w, c);
         return;
     }
-    int n = panel_rows(g, &p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : g->cols;
+    int n = panel_rows(g, &p, w, n_w), group = m <= FEW_M ? DG_GEMM_NR : g->cols, ahead = m == 1 ? rows_ahead(w->w) : 0;
     char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
     for (int r = 0; r < n; r += group) {
         int r1 = n - r < group ? n : r + group;
         for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
-            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, r + group < n ? p.row[r + group] : row_after(w)))
+            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, row_to_ask(&p, n, r + ahead, w)))
                 continue;
             struct ahead next = m <= AHEAD_M ? next_chunk(&p, n, r, r1, group, k, k0, g->kc) : (struct ahead){0};
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
