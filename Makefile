@@ -26,7 +26,7 @@ ISA_x86_64 := avx2 avx512 avx512bf16 amx
 ISA_aarch64 := neon neonbf16
 ISA_FLAGS_avx2 := -mavx2 -mfma -mf16c
 ISA_FLAGS_avx512 := $(ISA_FLAGS_avx2) -mavx512f -mavx512bw -mavx512vl -mavx512dq
-ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni
+ISA_FLAGS_avx512bf16 := $(ISA_FLAGS_avx512) -mavx512bf16 -mavx512vnni -mavx512vbmi
 ISA_FLAGS_amx := $(ISA_FLAGS_avx512bf16) -mamx-tile -mamx-bf16
 ISA_FLAGS_neon :=
 ISA_FLAGS_neonbf16 := -march=armv8.2-a+bf16

@@ -417,7 +417,7 @@ static void head(enum dg_format fmt, int m) {
     uint8_t *w = weights(fmt, 1, VOCAB, HIDDEN);
     float *s = need(dg_calloc((size_t)m * 5, sizeof *s));
     struct head_case c = {plane(m, HIDDEN, b.be->ops->act), plane(m, VOCAB, DG_F32), {fmt, VOCAB, HIDDEN, w, 0},
-                          {s, s + m, s + 2 * m, s + 3 * m, (int32_t *)(s + 4 * m)}};
+                          {s, s + m, s + 2 * m, s + 3 * m, (int32_t *)(s + 4 * m), NULL}};
     int repeat = b.repeat;
     b.repeat = repeat > 3 ? 3 : repeat;
     measure(what, run_head, &c, 2.0 * m * VOCAB * HIDDEN, (double)dg_format_mat_bytes(fmt, VOCAB, HIDDEN), m == 1);

@@ -241,7 +241,7 @@ static double rows_ops(struct dg_backend *be, bool product_only) {
     float *stat[4];
     for (int i = 0; i < 4; i++)
         stat[i] = need(calloc(ROWS, 4));
-    t.stats = (struct dg_row_stats){stat[0], stat[1], stat[2], stat[3], need(calloc(ROWS, 4))};
+    t.stats = (struct dg_row_stats){stat[0], stat[1], stat[2], stat[3], need(calloc(ROWS, 4)), NULL};
     t.routing = (struct dg_routing){need(calloc(ROWS, 32)), need(calloc(ROWS, 32)), 8};
     t.cos = random_f32(ROWS * 128, 1);
     t.sin = random_f32(ROWS * 128, 1);

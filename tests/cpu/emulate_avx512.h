@@ -128,6 +128,22 @@ EMU emu_q emu_permutexvar_epi16(emu_q index, emu_q table) {
     EMU_LANES(32) v[i] = t[at[i] & 31];
     return (emu_q)v;
 }
+EMU emu_q emu_permutexvar_epi64(emu_q index, emu_q v) {
+    emu_q r;
+    EMU_LANES(8) r[i] = v[index[i] & 7];
+    return r;
+}
+EMU emu_q emu_multishift_epi64_epi8(emu_q bits, emu_q v) {
+    uint8_t at[64], d[64];
+    memcpy(at, &bits, 64);
+    EMU_LANES(64) {
+        uint64_t word = (uint64_t)v[i / 8];
+        int n = at[i] & 63;
+        d[i] = (uint8_t)(n ? word >> n | word << (64 - n) : word);
+    }
+    memcpy(&v, d, 64);
+    return v;
+}
 EMU emu_q emu_shuffle_epi8(emu_q a, emu_q pick) {
     uint8_t s[64], p[64], d[64];
     emu_q v;
@@ -287,6 +303,8 @@ EMU emu_f emu_dpbf16_ps(emu_f acc, emu_h a, emu_h b) {
 #define _mm512_add_epi32 emu_add_epi32
 #define _mm512_permutexvar_ps emu_permutexvar_ps
 #define _mm512_permutexvar_epi16 emu_permutexvar_epi16
+#define _mm512_permutexvar_epi64 emu_permutexvar_epi64
+#define _mm512_multishift_epi64_epi8 emu_multishift_epi64_epi8
 #define _mm512_shuffle_epi8 emu_shuffle_epi8
 #define _mm512_broadcast_i32x4 emu_broadcast_i32x4
 #define _mm512_castsi256_si512 emu_castsi256_si512

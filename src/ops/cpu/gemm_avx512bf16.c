@@ -94,8 +94,8 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         TAIL(d, i, n, dg_at_u16(p, i));
 }
 
-/* A format's decoder and its product with one row of x, from `take`: 32 weights of so many bytes from element `at` on. */
-#define FORMAT(name, take, value, bytes)                                                                                            \
+/* A format's decoder, from `take`: 32 weights from element `at` on. */
+#define DECODE(name, take, value)                                                                                                   \
     static void decode_##name(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {                                    \
         uint16_t *d = dst;                                                                                                          \
         int64_t i = 0;                                                                                                              \
@@ -103,23 +103,45 @@ static void pack_bf16(const void *row, int64_t n, int64_t stride, void *dst) {
         for (; i + STEP <= n; i += STEP)                                                                                            \
             _mm512_storeu_si512(d + i, (__m512i)take(row, k, k0 + i));                                                              \
         TAIL(d, i, n, dg_f32_bf16(value(row, k, k0 + i)));                                                                          \
-    }                                                                                                                               \
+    }
+
+/* Quarters of a vector that holds the first and the last sixteen of thirty-two words by turns, four words each: as x is brought to that order, and
+ * sums are brought back. */
+static const int64_t by_turns[8] = {0, 4, 1, 5, 2, 6, 3, 7}, in_order[8] = {0, 2, 4, 6, 1, 3, 5, 7};
+
+INLINE __m512i moved(__m512i v, const int64_t *order) { return _mm512_permutexvar_epi64(_mm512_loadu_si512(order), v); }
+
+/* The product with one row of x, from `take`: weights of so many bytes each 32, in order or by turns. Where a step is little but loads, those look
+ * far ahead by themselves and asking only takes their place. */
+#define DOT(name, take, bytes, turns)                                                                                               \
     static void dot_##name(const void *xp, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,         \
                            const uint8_t *ahead) {                                                                                  \
         const uint16_t *x = xp;                                                                                                     \
         __m512 acc[DG_GEMM_NR];                                                                                                     \
         (void)k;                                                                                                                    \
+        (void)ahead;                                                                                                                \
         UNROLL                                                                                                                      \
         for (int r = 0; r < DG_GEMM_NR; r++)                                                                                        \
             acc[r] = _mm512_setzero_ps();                                                                                           \
         for (int64_t i = 0; i < n; i += STEP) {                                                                                     \
-            dg_gemm_ask(ahead, row[1] - row[0], k0 + i, bytes);                                                                     \
+            __m512bh xv = load(x + i);                                                                                              \
+            if (turns)                                                                                                              \
+                xv = (__m512bh)moved((__m512i)xv, by_turns);                                                                        \
+            if ((bytes) < 64)                                                                                                       \
+                dg_gemm_ask(ahead, row[1] - row[0], k0 + i, bytes);                                                                 \
             UNROLL                                                                                                                  \
             for (int r = 0; r < DG_GEMM_NR; r++)                                                                                    \
-                acc[r] = _mm512_dpbf16_ps(acc[r], load(x + i), take(row[r], k, k0 + i));                                            \
+                acc[r] = _mm512_dpbf16_ps(acc[r], xv, take(row[r], k, k0 + i));                                                     \
         }                                                                                                                           \
+        UNROLL                                                                                                                      \
+        for (int r = 0; turns && r < DG_GEMM_NR; r++)                                                                               \
+            acc[r] = (__m512)moved((__m512i)acc[r], in_order);                                                                      \
         sum4(c, acc[0], acc[1], acc[2], acc[3], add);                                                                               \
     }
+
+#define FORMAT(name, take, value, bytes) \
+    DECODE(name, take, value)            \
+    DOT(name, take, bytes, false)
 
 /* Thirty-two values to bf16, the first sixteen first. */
 INLINE __m512bh both(__m512 first, __m512 last) { return _mm512_cvtne2ps_pbh(last, first); }
@@ -156,8 +178,16 @@ static inline float value_f32(const uint8_t *row, int64_t k, int64_t at) {
 }
 FORMAT(f32, take_f32, value_f32, DG_GEMM_BYTES_F32)
 
-#define SECOND 0x100010
-/* A table of thirty-two words is two blocks' values: the fifth bit of an index tells which. With one block it holds those twice. */
+#define SECOND 0x100010 /* the fifth bit of two words: which half of a table of thirty-two an index means */
+
+/* Thirty-two codes of four bits as words, the first and the last sixteen by turns; only the low four bits of a word are the code's own. */
+INLINE __m512i nibbles_turns(const uint8_t *codes) {
+#define FOUR(a) a, a, (a) + 4, (a) + 4, (a) + 8, (a) + 8, (a) + 12, (a) + 12
+    static const uint8_t at[64] = {FOUR(0), FOUR(0), FOUR(16), FOUR(16), FOUR(32), FOUR(32), FOUR(48), FOUR(48)};
+#undef FOUR
+    return _mm512_multishift_epi64_epi8(_mm512_loadu_si512(at), _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes)));
+}
+
 INLINE __m512bh take_q4(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + (uint64_t)at / 32 * 20;
     __m512 values = q4_table(block);
@@ -170,7 +200,7 @@ static inline float value_none(const uint8_t *row, int64_t k, int64_t at) { /* r
     (void)at;
     return 0;
 }
-FORMAT(q4, take_q4, value_none, DG_GEMM_BYTES_Q4)
+DECODE(q4, take_q4, value_none)
 
 /* As decode_q4, with one conversion for every two blocks. */
 static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst) {
@@ -184,6 +214,15 @@ static void decode_q4_pairs(const uint8_t *row, int64_t k, int64_t k0, int64_t n
     }
     decode_q4(row, k, k0, n, d);
 }
+
+/* A table holds one block's values twice, so that the fifth bit does not matter. */
+INLINE __m512bh turns_q4(const uint8_t *row, int64_t k, int64_t at) {
+    const uint8_t *block = row + (uint64_t)at / 32 * 20;
+    __m512 values = q4_table(block);
+    (void)k;
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_turns(block + 4), (__m512i)both(values, values));
+}
+DOT(q4, turns_q4, DG_GEMM_BYTES_Q4, true)
 
 INLINE __m512bh take_q6(const uint8_t *row, int64_t k, int64_t at) {
     const uint8_t *block = row + (uint64_t)at / 32 * 28;
@@ -205,18 +244,27 @@ static inline float value_q8(const uint8_t *row, int64_t k, int64_t at) {
 }
 FORMAT(q8, take_q8, value_q8, DG_GEMM_BYTES_Q8)
 
+/* The values that codes have under two scales. */
+INLINE __m512i nvfp4_table(const uint8_t *scale) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[0]])),
+                              _mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[1]]), 1);
+}
+
 INLINE __m512bh take_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
-    const uint8_t *scale = row + (uint64_t)k / 2 + (uint64_t)at / 16;
     const __m512i fifth = _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND, SECOND);
-    __m512i values = _mm512_inserti64x4(_mm512_castsi256_si512(_mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[0]])),
-                                        _mm256_loadu_si256((const __m256i *)dg_gemm_nvfp4_bf16[scale[1]]), 1);
-    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + (uint64_t)at / 2, fifth), values);
+    return (__m512bh)_mm512_permutexvar_epi16(nibbles_epi16(row + (uint64_t)at / 2, fifth), nvfp4_table(row + (uint64_t)k / 2 + (uint64_t)at / 16));
+}
+INLINE __m512bh turns_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
+    const __m512i fifth = _mm512_setr_epi32(0, 0, SECOND, SECOND, 0, 0, SECOND, SECOND, 0, 0, SECOND, SECOND, 0, 0, SECOND, SECOND);
+    __m512i code = _mm512_ternarylogic_epi32(nibbles_turns(row + (uint64_t)at / 2), _mm512_set1_epi32(SECOND), fifth, 0xba); /* & ~b | c */
+    return (__m512bh)_mm512_permutexvar_epi16(code, nvfp4_table(row + (uint64_t)k / 2 + (uint64_t)at / 16));
 }
 static inline float value_nvfp4(const uint8_t *row, int64_t k, int64_t at) {
     static const float e2m1[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.0f, -.5f, -1, -1.5f, -2, -3, -4, -6};
     return e2m1[row[at / 2] >> (at & 1 ? 4 : 0) & 15] * dg_gemm_e4m3[row[k / 2 + at / 16]];
 }
-FORMAT(nvfp4, take_nvfp4, value_nvfp4, DG_GEMM_BYTES_NVFP4)
+DECODE(nvfp4, take_nvfp4, value_nvfp4)
+DOT(nvfp4, turns_nvfp4, DG_GEMM_BYTES_NVFP4, true)
 
 void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
     struct dg_gemm_kind *g = &k->kind[1];

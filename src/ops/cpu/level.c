@@ -38,7 +38,7 @@ enum dg_cpu_level dg_cpu_level_detect(void) {
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl") ||
         !__builtin_cpu_supports("avx512dq"))
         return DG_CPU_AVX2;
-    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni"))
+    if (!__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni") || !__builtin_cpu_supports("avx512vbmi"))
         return DG_CPU_AVX512;
     return tiles_here() ? DG_CPU_AMX : DG_CPU_AVX512BF16;
 #elif defined(__aarch64__)

@@ -11,7 +11,7 @@ enum dg_cpu_level {
     DG_CPU_SCALAR,
     DG_CPU_AVX2,       /* avx2, fma, f16c */
     DG_CPU_AVX512,     /* avx512 f, bw, vl, dq */
-    DG_CPU_AVX512BF16, /* avx512_bf16, avx512_vnni */
+    DG_CPU_AVX512BF16, /* avx512_bf16, avx512_vnni, avx512_vbmi */
     DG_CPU_AMX,        /* tile registers with bf16 products, which the kernel lets this process use */
     DG_CPU_NEON,       /* Armv8-A with fused multiply-add */
     DG_CPU_NEON_BF16,  /* bf16 dot products (Armv8.6-A) */

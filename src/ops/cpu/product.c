@@ -8,6 +8,7 @@
 #define FEW_M 8        /* up to here rows of weights are read where they lie four at a time, all of a row at once */
 #define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does; decoded ones are used four rows at a
                         * time, while they are in the nearest cache */
+#define AHEAD_BYTES 11000 /* how far ahead of its reading a single row of x asks for weights */
 #define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
 /* Bytes of a panel's row. */
@@ -177,16 +178,18 @@ static void panel_chunk(const struct dg_gemm_kind *g, struct panel *p, int r0, i
 static void apply_factors(const struct dg_cpu *cpu, const struct panel *p, int n, int m, float *c) {
     float f[DG_PRODUCT_N];
     bool any = false;
-    for (int r = 0; r < n; r++) {
-        any |= dg_gemm_has_factor(p->mat[r]->fmt);
+    for (int r = 0; r < n && !any; r++)
+        any = dg_gemm_has_factor(p->mat[r]->fmt);
+    if (!any)
+        return;
+    for (int r = 0; r < n; r++)
         f[r] = dg_gemm_row_factor(p->mat[r]->fmt, p->mat[r]->data, p->row[r]);
-    }
-    for (int i = 0; any && i < m; i++)
+    for (int i = 0; i < m; i++)
         cpu->k.gemm.scale(c + i * dg_cpu_kind(cpu)->cols, f, n);
 }
 
 /* A chunk of a single row of x against four rows of w without a panel between; false where the level or the shape asks for one. `after`: the
- * first of the rows that come after these. */
+ * first of the four rows to ask for. */
 static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, const void *x, int64_t k, int64_t k0, int64_t n, float *c,
                     const uint8_t *after) {
     enum dg_format fmt = p->mat[r]->fmt;
@@ -194,6 +197,20 @@ static bool one_row(const struct dg_gemm_kind *g, const struct panel *p, int r, 
         return false;
     g->dot[fmt]((const char *)x + k0 * g->elem, p->row + r, k, k0, n, c, k0 > 0, after);
     return true;
+}
+
+/* Rows, a multiple of DG_GEMM_NR, that are AHEAD_BYTES at least. */
+static int rows_ahead(const struct dg_mat *w) {
+    int64_t some = DG_GEMM_NR * dg_format_row_bytes(w->fmt, w->k);
+    return (int)((AHEAD_BYTES + some - 1) / some) * DG_GEMM_NR;
+}
+
+/* The first of DG_GEMM_NR rows to ask for: row r of n, which may be of the part that the thread goes on with after this one; where that is not
+ * known, rows that it has anyway. */
+static const uint8_t *row_to_ask(const struct panel *p, int n, int r, const struct dg_product_rows *w) {
+    if (r + DG_GEMM_NR <= n)
+        return p->row[r];
+    return w->after ? w->after + (r < n ? 0 : r - n) * dg_format_row_bytes(w->w->fmt, w->w->k) : p->row[0];
 }
 
 /* What comes after rows [r, r1) of the panel's n: the group behind them, or after the last one what the caller knows of. */
@@ -218,14 +235,15 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
         return;
     }
     int n = panel_rows(g, &p, w, n_w);
+    int ahead = m == 1 ? rows_ahead(w->w) : 0;
     int group = m <= (p.mat[0]->fmt == g->raw ? FEW_M : AHEAD_M) ? DG_GEMM_NR : g->cols;
     char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
     for (int r = 0; r < n; r += group) {
         int r1 = n - r < group ? n : r + group;
-        struct ahead next = m <= AHEAD_M ? look_ahead(g, &p, n, r, r1, group, m, k, w, n_w) : (struct ahead){0};
+        struct ahead next = m > 1 && m <= AHEAD_M ? look_ahead(g, &p, n, r, r1, group, m, k, w, n_w) : (struct ahead){0};
         for (int64_t k0 = 0; k0 < k; k0 += g->kc) {
             int64_t kn = k - k0 < g->kc ? k - k0 : g->kc;
-            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, r + group < n ? p.row[r + group] : w->after ? w->after : p.row[0]))
+            if (m == 1 && one_row(g, &p, r, block, k, k0, kn, c + r, row_to_ask(&p, n, r + ahead, w)))
                 continue;
             panel_chunk(g, &p, r, r1, k, k0, kn, scratch);
             chunk_tiles(g, (const char *)block + k0 * m * g->elem, m, dg_product_padded(g, kn) / g->step, p.ready + r, (r1 - r) / DG_GEMM_NR, c + r,
