@@ -192,7 +192,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             dg_bar_init(full + i * 8, 1);
-            dg_bar_init(empty + i * 8, KSPLIT ? 4 : 8);
+            dg_bar_init(empty + i * 8, 8);
         }
         dg_bar_init_fence();
     }
@@ -223,6 +223,13 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         acc[i] = 0;
     int prev = -1;
     for (int k = KSPLIT ? wg : 0; k < steps; k += KSPLIT ? 2 : 1) {
+        if (KSPLIT && k > 0) { /* the other one's. Both take every stage: a parity does not tell a fill from the last but one */
+            int s = (k - 1) % STAGES;
+            dg_bar_wait(full + s * 8, (k - 1) / STAGES & 1);
+            __syncwarp();
+            if (lane == 0)
+                dg_bar_arrive(empty + s * 8);
+        }
         int s = k % STAGES;
         dg_bar_wait(full + s * 8, k / STAGES & 1);
         unsigned at = dg_smem(smem + s * stage), a = dg_desc_sw128(at + (BW == 128 ? wg * 64 * 128 : 0)),
