@@ -210,13 +210,24 @@ static size_t beside(void *ctx, const struct dg_backend *be, struct dg_reserve *
     return dg_session_needs(&n, be, scratch) + rows * 5 * k * dg_dtype_bytes(be->ops->act) + 8 * k * k;
 }
 
+static enum dg_status few_survivors(const struct dg_bench_opts *o, bool *few, struct dg_error *err) {
+    const char *s = o->survivors ? o->survivors : "few";
+    *few = !strcmp(s, "few");
+    return *few || !strcmp(s, "many") ? DG_OK : DG_FAIL(err, DG_E_ARG, "--survivors %s: one of few, many", s);
+}
+
 static enum dg_status draw_on_device(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
     struct dg_cuda_opts co = {.device = (int)o->model.device, .exact_f32 = o->model.exact, .gpu_memory = o->model.gpu_memory, .beside = beside,
                               .beside_ctx = b};
     struct dg_cuda_random w = {.cfg = &b->cfg, .embed = DG_FMT_BF16, .attention = DG_FMT_BF16, .dense = DG_FMT_BF16,
                                .self_conditioning = DG_FMT_Q8_ROW, .logit_spread = (float)o->spread, .seed = 1};
+    const struct dg_synth_scales s = dg_synth_scales(&b->cfg);
+    const struct dg_cuda_peaked peaked = {s.attention, s.router, s.branch, s.norm, DG_SYNTH_KIN, s.shared};
     const char *profile;
+    bool few;
+    DG_TRY(few_survivors(o, &few, err));
+    w.peaked = few ? &peaked : NULL;
     DG_TRY(experts_format(o->experts, &w.experts, &profile, err));
     DG_TRY(dg_cuda_choose_kernels(o->model.cuda_kernels ? o->model.cuda_kernels : b->r.flags.cuda_kernels, &co, err));
     DG_TRY(dg_cuda_create_random(&b->r.be, &w, &co, err));
@@ -233,6 +244,10 @@ enum dg_status dg_bench_make_pack(struct dg_bench_rig *b, struct dg_error *err) 
     enum dg_format fmt;
     const char *profile;
     char out[80];
+    bool few;
+    DG_TRY(few_survivors(o, &few, err));
+    if (!few)
+        return DG_FAIL(err, DG_E_ARG, "--survivors many: packs keep few; it takes --synth on a GPU");
     DG_TRY(experts_format(o->experts, &fmt, &profile, err));
     if (!profile)
         return DG_FAIL(err, DG_E_ARG, "--experts bf16: packs have no such experts; it takes --synth on a GPU");
@@ -361,6 +376,15 @@ static void describe(const struct dg_bench_rig *b) {
             be->ops->act == DG_BF16 ? "bf16" : "f32", text[0] ? ", " : "", text, (double)b->s->kv.bytes / (1 << 30));
 }
 
+/* What the soft embedding works on. */
+static void say_weights(const struct dg_bench_rig *b) {
+    const struct dg_bench_opts *o = b->o;
+    if (o->synth && o->survivors && !strcmp(o->survivors, "many"))
+        fprintf(o->out, "# random weights: many survivors a row, logits of standard deviation %lld\n", (long long)o->spread);
+    else if (o->synth)
+        fprintf(o->out, "# random weights: few survivors a row, as in a pack of diffgemma synth\n");
+}
+
 static void say_keys(const struct dg_bench_rig *b) {
     int32_t k = b->o->kind == DG_BENCH_PREFILL ? b->so.attention.topk_prefill : b->so.attention.topk_denoise;
     char text[32] = "all";
@@ -378,6 +402,7 @@ enum dg_status dg_bench_session(struct dg_bench_rig *b, int64_t tokens, int64_t 
     DG_TRY(dg_session_create(&b->s, b->r.be, &b->so, err));
     b->s->cancel = b->stream.cancel;
     describe(b);
+    say_weights(b);
     say_keys(b);
     DG_TRY(floors(b, err));
     fprintf(b->o->out, DG_BENCH_COLUMNS "\n");

@@ -28,7 +28,8 @@ struct dg_bench_opts {
     int64_t tokens;             /* prefill and turn: of the prompt */
     int64_t steps;              /* of a block; 0 = as the model stops */
     int64_t repeat;             /* timed runs, at most DG_BENCH_REPEATS_MAX */
-    int64_t spread;             /* of random weights on a GPU: the logits' standard deviation, about */
+    const char *survivors;      /* of random weights: few, as a pack of them has, or, drawn on a GPU only, many; NULL = few */
+    int64_t spread;             /* with many: the logits' standard deviation, about */
     const char *prompt;         /* turn with a model */
     bool no_ops;                /* whole passes only */
     bool brief;                 /* step: sparse alone, without the loops of a turn */

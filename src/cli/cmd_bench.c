@@ -28,9 +28,11 @@ static enum dg_status applies(const struct dg_bench_opts *o, const char *kind, s
     for (size_t i = 0; i < DG_ARGS_COUNT(some); i++)
         if (some[i].given && !(some[i].kinds & 1 << o->kind))
             return DG_FAIL(err, DG_E_ARG, "--%s has no meaning for bench %s: leave it out", some[i].name, kind);
-    const char *alone = o->layers ? "layers" : o->experts ? "experts" : o->spread ? "spread" : NULL;
+    const char *alone = o->layers ? "layers" : o->experts ? "experts" : o->survivors ? "survivors" : o->spread ? "spread" : NULL;
     if (alone && !o->synth)
         return DG_FAIL(err, DG_E_ARG, "--%s goes with --synth", alone);
+    if (o->spread && o->survivors && strcmp(o->survivors, "many") != 0)
+        return DG_FAIL(err, DG_E_ARG, "--spread goes with --survivors many");
     if (o->kind == DG_BENCH_TURN && o->synth && o->prompt)
         return DG_FAIL(err, DG_E_ARG, "random weights have no tokenizer for --prompt: give the number of its tokens (-n)");
     if (o->kind == DG_BENCH_TURN && !o->synth && o->tokens)
@@ -66,7 +68,9 @@ int dg_cmd_bench(int argc, char **argv) {
          "random weights instead: 26b-a4b or the path of a config.json; drawn on the GPU, or a pack in memory"},
         {"layers", 0, DG_ARG_INT, &o.layers, 1, 512, "N", "with --synth: only the first N layers (default: all)"},
         {"experts", 0, DG_ARG_STR, &o.experts, 0, 0, "FORMAT", "with --synth: q4 (default), q6, nvfp4, or on a GPU bf16"},
-        {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "with --synth on a GPU: standard deviation of the logits, about (default 5)"},
+        {"survivors", 0, DG_ARG_STR, &o.survivors, 0, 0, "HOW",
+         "with --synth: ids a row's probability falls on: few (default), as of trained logits and packs, or on a GPU many"},
+        {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "implies --survivors many: standard deviation of the logits, about (default 5)"},
         {"ctx", 'c', DG_ARG_INT, &o.ctx, 0, DG_CTX_MAX, "N", "step: tokens in the cache (default 512); prefill: the same as -n"},
         {"rows", 0, DG_ARG_INT, &o.rows, 1, 65536, "N", "step: positions (default: a canvas); prefill: tokens of a chunk (default: a session's)"},
         {"tokens", 'n', DG_ARG_INT, &o.tokens, 1, DG_CTX_MAX, "N", "of the prompt; prefill: default 2048; turn with --synth: default 30"},
@@ -95,6 +99,7 @@ int dg_cmd_bench(int argc, char **argv) {
     if (st == DG_OK)
         st = applies(&o, argv[first], &err);
     o.experts = o.experts ? o.experts : usual.experts;
+    o.survivors = o.survivors || !o.spread ? o.survivors : "many";
     o.spread = o.spread ? o.spread : usual.spread;
     if (!o.tokens)
         o.tokens = o.kind == DG_BENCH_TURN ? 30 : o.kind == DG_BENCH_PREFILL && o.ctx > 0 ? o.ctx : 2048;

@@ -18,6 +18,8 @@
     " \"sampler_config\": {\"_cls_name\": \"EntropyBoundSamplerConfig\", \"entropy_bound\": 0.1},\n"                                      \
     " \"t_min\": 0.4, \"t_max\": 0.8, \"stability_threshold\": 1, \"confidence_threshold\": 0.005\n}\n"
 
+#define SHARED 0.894427f /* 0.8 of the variance is the group's */
+
 /* How the values of a tensor are drawn. */
 struct draw {
     uint64_t seed;
@@ -60,8 +62,8 @@ static void draw_row(const void *ctx, int64_t row, int64_t k, float *x) {
         return;
     }
     uint64_t shared = mix(d->seed ^ mix(~((uint64_t)row / DG_SYNTH_KIN)));
-    for (int64_t i = 0; i < k; i++) /* 0.8 of the variance is the group's */
-        x[i] = d->sd * (0.894427f * normal(&shared) + 0.447214f * normal(&own));
+    for (int64_t i = 0; i < k; i++)
+        x[i] = d->sd * (SHARED * normal(&shared) + 0.447214f * normal(&own));
 }
 
 static void add(struct work *w, const char *name, int rank, const int64_t *shape, float mean, float sd) {
@@ -95,11 +97,18 @@ static void stack(struct work *w, const char *name, int64_t e, int64_t n, int64_
 /* What all layers together add to the residual, in units of the embedding they start from. */
 static const float layers_add = 0.6f;
 
+/* The logit of a position's own token comes to 22, its kin's to 18, everything else's to a few units around 0. */
+struct dg_synth_scales dg_synth_scales(const struct dg_config *c) {
+    float kept = 1.0f / sqrtf(1.25f + layers_add); /* of the embedding in the residual; 0.25: what the self-conditioning MLP adds */
+    return (struct dg_synth_scales){.attention = 3, .router = 1.5f, .branch = sqrtf(layers_add / (2.0f * (float)c->layers)),
+                                    .norm = 22.0f / (sqrtf((float)c->hidden) * kept), .shared = SHARED};
+}
+
 static void add_layer(struct work *w, int l) {
     const struct dg_config *c = &w->cfg;
     int64_t h = c->hidden, hd = c->layer[l].hd, q = c->heads * hd, kv = c->layer[l].kv_heads * hd;
-    float branch = sqrtf(layers_add / (2.0f * (float)c->layers));
-    float qk = sqrtf(3.0f / sqrtf((float)hd)); /* attention logits of standard deviation 3 */
+    const struct dg_synth_scales s = dg_synth_scales(c);
+    float qk = sqrtf(s.attention / sqrtf((float)hd));
     char p[48], n[NAME_BYTES];
     snprintf(p, sizeof p, "model.decoder.layers.%d.", l);
 #define NAME(suffix) (snprintf(n, sizeof n, "%s%s", p, suffix), n)
@@ -112,18 +121,18 @@ static void add_layer(struct work *w, int l) {
     vec(w, NAME("self_attn.q_norm.weight"), hd, qk);
     vec(w, NAME("self_attn.k_norm.weight"), hd, qk);
     vec(w, NAME("input_layernorm.weight"), h, 1);
-    vec(w, NAME("post_attention_layernorm.weight"), h, branch);
+    vec(w, NAME("post_attention_layernorm.weight"), h, s.branch);
     vec(w, NAME("pre_feedforward_layernorm.weight"), h, 1);
     vec(w, NAME("pre_feedforward_layernorm_2.weight"), h, 1);
-    vec(w, NAME("post_feedforward_layernorm.weight"), h, branch);
+    vec(w, NAME("post_feedforward_layernorm.weight"), h, s.branch);
     vec(w, NAME("post_feedforward_layernorm_1.weight"), h, 1);
     vec(w, NAME("post_feedforward_layernorm_2.weight"), h, 1);
     mat(w, NAME("mlp.gate_proj.weight"), c->inter, h);
     mat(w, NAME("mlp.up_proj.weight"), c->inter, h);
     mat(w, NAME("mlp.down_proj.weight"), h, c->inter);
-    /* router logits of standard deviation 1.5: the engine multiplies by hidden^-0.5 */
+    /* the engine multiplies by hidden^-0.5 */
     mat(w, NAME("router.proj.weight"), c->experts, h);
-    vec(w, NAME("router.scale"), h, 1.5f * sqrtf((float)h));
+    vec(w, NAME("router.scale"), h, s.router * sqrtf((float)h));
     vec(w, NAME("router.per_expert_scale"), c->experts, 1);
     stack(w, NAME("experts.gate_up_proj"), c->experts, 2 * c->moe, h);
     stack(w, NAME("experts.down_proj"), c->experts, h, c->moe);
@@ -135,10 +144,8 @@ static void add_layer(struct work *w, int l) {
 static void add_all(struct work *w) {
     const struct dg_config *c = &w->cfg;
     int64_t h = c->hidden;
-    float root = sqrtf((float)h), kept = 1.0f / sqrtf(1.25f + layers_add); /* 0.25: what the self-conditioning MLP adds */
-    add(w, "model.decoder.embed_tokens.weight", 2, (int64_t[]){c->vocab, h}, 0, 1.0f / root);
-    /* the logit of a position's own token comes to 22, its kin's to 18, everything else's to a few units around 0 */
-    vec(w, "model.decoder.norm.weight", h, 22.0f / (root * kept));
+    add(w, "model.decoder.embed_tokens.weight", 2, (int64_t[]){c->vocab, h}, 0, 1.0f / sqrtf((float)h));
+    vec(w, "model.decoder.norm.weight", h, dg_synth_scales(c).norm);
     vec(w, "model.decoder.self_conditioning.pre_norm.weight", h, 1);
     mat(w, "model.decoder.self_conditioning.gate_proj.weight", c->inter, h);
     mat(w, "model.decoder.self_conditioning.up_proj.weight", c->inter, h);

@@ -14,6 +14,15 @@
 
 #define DG_SYNTH_KIN 16
 
+/* What the weights' scales follow from, for others who draw such weights. */
+struct dg_synth_scales {
+    float attention, router; /* standard deviations of the attention and router logits */
+    float branch;            /* mean weight of the norms behind a layer's attention and feed-forward */
+    float norm;              /* mean weight of the output norm */
+    float shared;            /* a value of an embedding of length 1: so much of it is its group's, in root mean squares */
+};
+struct dg_synth_scales dg_synth_scales(const struct dg_config *c);
+
 struct dg_synth_opts {
     const char *shape; /* "26b-a4b", or the path of a config.json */
     int layers;        /* 0 = as many as the shape has */

@@ -459,6 +459,10 @@ refused "bench --repeat 0" 2 "--repeat 0: give a whole number from 1" bench step
 refused "bench: more rows than a canvas" 2 "a canvas of this model has 64 positions" bench step --rows 65 --backend cpu
 refused "bench: a context too large" 2 "more than this model's" bench step --ctx 10000000 --backend cpu
 refused "bench: an unknown format" 2 "one of q4, q6, nvfp4, bf16" bench step --synth "$shape" --experts q5 --backend cpu
+refused "bench: survivors neither few nor many" 2 "one of few, many" bench step --synth "$shape" --survivors some --backend cpu
+refused "bench: many survivors in a pack" 2 "packs keep few" bench step --synth "$shape" --survivors many --backend cpu
+refused "bench: a spread of few survivors" 2 "--spread goes with --survivors many" bench step --synth "$shape" --survivors few --spread 5
+refused "bench: --survivors without a shape" 2 "--survivors goes with --synth" bench step --survivors few
 refused "bench: bf16 experts in a pack" 2 "on a GPU" bench step --synth "$shape" --experts bf16 --backend cpu
 refused "bench: more layers than the shape has" 2 "--layers 7: the shape has 6" bench step --synth "$shape" --layers 7 --backend cpu
 refused "bench: no such shape" 1 "nowhere.json" bench step --synth nowhere.json --backend cpu
@@ -483,7 +487,7 @@ before=$(find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'diffgemma-bench-*' 2
 csv "bench step of random weights" "qkv_full attention_full experts_full norms_full head_and_stats row_stats soft_sparse soft_exact step_sparse loop_sparse step_exact loop_exact" \
     step --synth "$shape" --layers 1 --rows 4 --ctx 5 --repeat 2 --steps 2 --backend cpu
 good=yes
-for words in '^# copy [1-9]' '^# product [0-9.]* TFLOP/s' '^# survivors a row: mean [1-9]' '^# mean entropy [0-9.]*, again the same'; do
+for words in '^# copy [1-9]' '^# product [0-9.]* TFLOP/s' '^# random weights: few survivors a row' '^# survivors a row: mean [1-9]' '^# mean entropy [0-9.]*, again the same'; do
     grep -q "$words" "$out" || good="no $words"
 done
 [ "$good" = yes ] && pass "bench step: floors, survivors and a step that repeats" || miss "bench step: floors, survivors and a step that repeats" "$good"

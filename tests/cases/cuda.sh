@@ -49,6 +49,22 @@ else
     echo "not ok - bench of streamed experts: $(grep -m 1 streamed "$tmp/csv")"
 fi
 
+# random weights: as many survivors a row drawn on the device as in a pack, the 16 ids of a token's group; or
+# as the draw has it, which in so small a shape is not 16
+left() { # HOW OPTION...
+    how=$1
+    shift
+    LD_LIBRARY_PATH=$stub "$DG_BUILD/tests/diffgemma_emulated" bench step --synth models/mini/config.json --ctx 3 --rows 4 --repeat 1 --no-ops \
+        --brief "$@" >"$tmp/csv" 2>"$tmp/err"
+    grep -q "^# random weights: $how survivors a row" "$tmp/csv" && sed -n 's/^# survivors a row: mean \([0-9]*\).*/\1/p' "$tmp/csv"
+}
+few=$(left few --layers 1 --backend cuda) pack=$(left few --layers 1 --backend cpu) many=$(left many --layers 1 --backend cuda --spread 5)
+if [ "$few" = 16 ] && [ "$pack" = 16 ] && [ "${many:-16}" != 16 ]; then
+    echo "ok - drawn weights have the survivors of a pack, unless asked for many"
+else
+    echo "not ok - survivors of drawn weights: '$few', of a pack '$pack', of many '$many': $(head -c 200 "$tmp/err")"
+fi
+
 # golden holds a backend without a table to the reference's tokens, and each case to itself; replay takes streamed experts too
 dg golden -m models/mini --backend cuda --exact --case short >"$tmp/out" 2>"$tmp/err"
 status=$?

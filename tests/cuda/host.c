@@ -232,7 +232,7 @@ static void recordings(void) {
                {"keys chosen", "auto", "00111011", {0, 8, false}},
                {"parts of 64 keys", "auto,split=64,split_full=64", "00111000", {0, 0, false}}};
     struct dg_config *c = small_config();
-    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7};
+    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7, NULL};
     for (size_t i = 0; i < sizeof how / sizeof *how; i++) {
         struct dg_session_opts o = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true, .attention = how[i].attention};
         float entropy[2][PASSES * ROWS] = {{0}};
@@ -382,7 +382,7 @@ struct fed {
 
 static enum dg_status fed_run(const struct fed *f, size_t budget, struct outcome *out, struct dg_error *err) {
     struct dg_session_needs needs = {&fed_session, 1};
-    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7};
+    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7, NULL};
     struct dg_cuda_opts o = {.exact_f32 = f->exact, .gpu_memory = budget, .beside = dg_session_needs, .beside_ctx = &needs};
     struct dg_backend *be = NULL;
     memset(out, 0, sizeof *out);
@@ -404,7 +404,7 @@ static size_t experts_of_a_layer(const struct fed *f) {
 /* A pass run op by op behind a recorded one that nobody has waited for: its copies wait for the recording's launches. */
 static enum dg_status behind_graph(size_t budget, float *entropy, struct dg_error *err) {
     struct dg_session_needs needs = {&fed_session, 1};
-    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7};
+    struct dg_cuda_random w = {&little, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_Q4_BLOCK, DG_FMT_Q8_ROW, false, 2, 7, NULL};
     struct dg_cuda_opts o = {.gpu_memory = budget, .beside = dg_session_needs, .beside_ctx = &needs};
     struct dg_backend *be = NULL;
     struct dg_session *s = NULL;
@@ -649,7 +649,7 @@ static void drawn_and_graph(void) {
     if (!c)
         abort();
     *c = mini->cfg;
-    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_Q8_ROW, false, 0, 7};
+    struct dg_cuda_random shape = {c, DG_FMT_BF16, DG_FMT_Q4_BLOCK, DG_FMT_NVFP4_BLOCK, DG_FMT_Q6_BLOCK, DG_FMT_Q8_ROW, false, 0, 7, NULL};
     float entropy[64];
     int32_t argmax[64];
     enum dg_status st = dg_cuda_create_random(&be, &shape, &(struct dg_cuda_opts){.exact_f32 = true}, &err);

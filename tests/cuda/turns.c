@@ -139,7 +139,7 @@ static void run(const struct kind *k, bool on_device, const char *order, struct 
     static struct dg_config shaped;
     static size_t all; /* what everything on the device takes */
     struct dg_session_needs needs = {NULL, 1};
-    struct dg_cuda_random shape = {&shaped, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7};
+    struct dg_cuda_random shape = {&shaped, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, DG_FMT_BF16, false, 5, 7, NULL};
     struct dg_session_opts so = {.ctx = 256, .kv = DG_F16, .ring = 256, .chunk = 64, .sc_sparse = true, .unchecked_logits = k->unchecked};
     struct dg_cuda_opts opts = {.exact_f32 = true};
     struct dg_error err = {0};

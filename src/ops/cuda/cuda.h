@@ -71,13 +71,22 @@ bool dg_cuda_built_in(void);
 enum dg_status dg_cuda_create(struct dg_backend **out, const struct dg_model *model, const struct dg_cuda_opts *opts, struct dg_error *err)
     DG_MUST_CHECK;
 
+/* Weights that make a row's probability fall on few ids. */
+struct dg_cuda_peaked {
+    float attention, router; /* standard deviations of the attention and router logits */
+    float branch, norm;      /* mean weights of the norms behind attention and feed-forward, and of the output norm */
+    int32_t kin;             /* the embeddings of so many ids after another resemble each other: */
+    float shared;            /* a value is the group's with this probability, else the row's own; two rows' product is its square */
+};
+
 /* Formats of a model without a file, by class of tensor. */
 struct dg_cuda_random {
     const struct dg_config *cfg;
     enum dg_format embed, attention, dense, experts, self_conditioning;
     bool v_on_full; /* full layers have value projections of their own */
-    float logit_spread; /* the logits' standard deviation, about; 0 = 1. A trained model's rows are peaked: 5 leaves some hundred survivors */
+    float logit_spread; /* without peaked: the logits' standard deviation, about; 0 = 1. 5 leaves about a thousand survivors of 262,144 */
     uint64_t seed;
+    const struct dg_cuda_peaked *peaked; /* NULL: embeddings that do not resemble each other, norms of about 1 */
 };
 
 /* A backend whose weights are drawn on the device: the shape's speed without its file. be->model holds addresses the host must not read. */

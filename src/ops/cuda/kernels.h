@@ -98,11 +98,13 @@ struct dgc_set_params_args {
     struct dgc_params v;
 };
 
-/* Fills a matrix with seeded values of about the given spread, through its format's own codes. Grid: rows x ceil(k / 32 / 128). */
+/* Fills a matrix with seeded values of about the given spread, through its format's own codes. A value is, with probability `shared`, that of all
+ * rows of its group of `kin` >= 1. Grid: rows x ceil(k / 32 / 128). */
 struct dgc_fill_args {
     struct dgc_mat m;
     uint64_t seed;
-    float spread;
+    float spread, shared;
+    int32_t kin;
 };
 
 /* Seeded f32 vector: center + spread * uniform(-1, 1). */

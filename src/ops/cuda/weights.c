@@ -7,12 +7,15 @@
 
 #define ALIGN 256
 
+/* What a drawn vector's mean follows from. */
+enum mean { ONE, QUERY_KEY, BRANCH, ROUTER, OUTPUT };
+
 /* One weight of a model, whatever its kind. */
 struct item {
     struct dg_mat *mat;
     struct dg_stack *stack;
     struct dg_vec *vec;
-    float center;  /* of a drawn vector */
+    enum mean mean;
     int32_t layer; /* of a stack */
 };
 
@@ -20,13 +23,22 @@ typedef void item_fn(void *ctx, const struct item *it);
 
 static void each_layer(struct dg_layer *w, int32_t l, item_fn *fn, void *ctx) {
     struct dg_mat *mats[] = {&w->q, &w->k, &w->v, &w->o, &w->gate, &w->up, &w->down, &w->router};
-    struct dg_vec *vecs[] = {&w->q_norm,      &w->k_norm,         &w->input_norm,     &w->post_attn_norm, &w->pre_ff_norm,     &w->post_ff_norm_1,
-                             &w->pre_ff_norm_2, &w->post_ff_norm_2, &w->post_ff_norm, &w->router_scale,   &w->per_expert_scale};
+    const struct item vecs[] = {{.vec = &w->q_norm, .mean = QUERY_KEY},
+                                {.vec = &w->k_norm, .mean = QUERY_KEY},
+                                {.vec = &w->input_norm},
+                                {.vec = &w->post_attn_norm, .mean = BRANCH},
+                                {.vec = &w->pre_ff_norm},
+                                {.vec = &w->post_ff_norm_1},
+                                {.vec = &w->pre_ff_norm_2},
+                                {.vec = &w->post_ff_norm_2},
+                                {.vec = &w->post_ff_norm, .mean = BRANCH},
+                                {.vec = &w->router_scale, .mean = ROUTER},
+                                {.vec = &w->per_expert_scale}};
     struct dg_stack *stacks[] = {&w->gate_up, &w->expert_down};
     for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
         fn(ctx, &(struct item){.mat = mats[i]});
     for (size_t i = 0; i < sizeof vecs / sizeof *vecs; i++)
-        fn(ctx, &(struct item){.vec = vecs[i], .center = 1});
+        fn(ctx, &vecs[i]);
     for (size_t i = 0; i < sizeof stacks / sizeof *stacks; i++)
         fn(ctx, &(struct item){.stack = stacks[i], .layer = l});
 }
@@ -35,8 +47,8 @@ static void each_other(struct dg_model *m, item_fn *fn, void *ctx) {
     struct dg_mat *mats[] = {&m->embed, &m->sc.gate, &m->sc.up, &m->sc.down};
     for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
         fn(ctx, &(struct item){.mat = mats[i]});
-    fn(ctx, &(struct item){.vec = &m->norm, .center = 1});
-    fn(ctx, &(struct item){.vec = &m->sc.pre_norm, .center = 1});
+    fn(ctx, &(struct item){.vec = &m->norm, .mean = OUTPUT});
+    fn(ctx, &(struct item){.vec = &m->sc.pre_norm});
 }
 
 static void each(struct dg_model *m, item_fn *fn, void *ctx) {
@@ -76,7 +88,7 @@ struct walk {
     const struct dg_cuda_opts *opts;
     uint64_t at, fixed, payload, done, seed;
     size_t *experts; /* bytes of each layer's */
-    float embed_gain;
+    const struct dg_cuda_random *random;
 };
 
 static size_t aligned(size_t bytes) { return (bytes + ALIGN - 1) / ALIGN * ALIGN; }
@@ -181,25 +193,41 @@ enum dg_status dg_cuda_upload(struct dg_backend *be, const struct dg_model *mode
     return load(be, upload, &w, err);
 }
 
-static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed, float gain) {
-    struct dgc_fill_args a = {dg_cuda_mat(m), seed, gain * sqrtf(3.0f / (float)m->k)};
+static void fill_mat(struct dg_backend *be, const struct dg_mat *m, uint64_t seed, float gain, const struct dg_cuda_peaked *p) {
+    struct dgc_fill_args a = {dg_cuda_mat(m), seed, gain * sqrtf(3.0f / (float)m->k), p ? p->shared : 0, p ? p->kin : 1};
     dgc_launch_fill(be, DGC_K_fill, (unsigned)m->n, (unsigned)((m->k + 4095) / 4096), 0, &a);
+}
+
+/* The router's logits are divided by the root of the width its scale has, attention's are products of heads. */
+static float mean_of(const struct item *it, const struct dg_cuda_peaked *p) {
+    float n = (float)it->vec->n;
+    switch (p ? it->mean : ONE) {
+    case QUERY_KEY: return sqrtf(p->attention / sqrtf(n));
+    case BRANCH: return p->branch;
+    case ROUTER: return p->router * sqrtf(n);
+    case OUTPUT: return p->norm;
+    default: return 1;
+    }
 }
 
 static void draw(void *ctx, const struct item *it) {
     struct walk *w = ctx;
+    const struct dg_cuda_random *r = w->random;
     w->seed = w->seed * 0x5851f42d4c957f2dull + 0x14057b7ef767814full;
     if (!item_dev(it))
         return;
-    if (it->mat)
-        fill_mat(w->be, it->mat, w->seed, it->mat == &dg_cuda_of(w->be)->model.embed ? w->embed_gain : 1);
+    if (it->mat == &dg_cuda_of(w->be)->model.embed)
+        fill_mat(w->be, it->mat, w->seed, !r->peaked && r->logit_spread > 0 ? r->logit_spread : 1, r->peaked);
+    else if (it->mat)
+        fill_mat(w->be, it->mat, w->seed, 1, NULL);
     else if (it->stack)
         for (int32_t e = 0; e < it->stack->e; e++) {
             struct dg_mat m = dg_stack_mat(it->stack, e);
-            fill_mat(w->be, &m, w->seed + (uint64_t)e * 0x9e3779b97f4a7c15ull, 1);
+            fill_mat(w->be, &m, w->seed + (uint64_t)e * 0x9e3779b97f4a7c15ull, 1, NULL);
         }
     else {
-        struct dgc_fill_vec_args a = {(float *)(uintptr_t)it->vec->dev, it->vec->n, w->seed, it->center, 0.1f};
+        float mean = mean_of(it, r->peaked);
+        struct dgc_fill_vec_args a = {(float *)(uintptr_t)it->vec->dev, it->vec->n, w->seed, mean, 0.1f * mean};
         dgc_launch_fill_vec(w->be, DGC_K_fill_vec, (unsigned)((it->vec->n + 255) / 256), 1, 0, &a);
     }
 }
@@ -241,7 +269,7 @@ enum dg_status dg_cuda_draw_weights(struct dg_backend *be, const struct dg_cuda_
     m.sc.down = mat(r->self_conditioning, c->hidden, c->inter);
     for (int32_t l = 0; l < c->layers; l++)
         shape_layer(&m.layer[l], r, &c->layer[l]);
-    struct walk w = {.be = be, .opts = opts, .seed = r->seed, .embed_gain = r->logit_spread > 0 ? r->logit_spread : 1};
+    struct walk w = {.be = be, .opts = opts, .seed = r->seed, .random = r};
     enum dg_status st = lay_out(be, &m, &w, err);
     dg_free(m.layer);
     DG_TRY(st);
