@@ -6,7 +6,10 @@
  *
  * Tensor cores work for the scores of tile i + 1, then for the values of tile i while the probabilities of tile i + 1 are made: values wait until
  * these scores are there (`go`), or they would take the tensor cores from them and leave them idle behind. What the sums must be multiplied with
- * before comes ahead (`ready`). */
+ * before comes ahead (`ready`).
+ *
+ * flash_sm90_512_pair: two blocks of one kv head, which see the same keys, run as a cluster. Each brings one half of every stage to both, so that
+ * the L2 delivers it once; a stage is filled again when the users in both blocks have given it back. */
 #include "ops/cuda/kernels/flash_sm90.cuh"
 
 #define SCORE_REGS 160 /* of a thread of each kind: those of four warpgroups make 512 */
@@ -42,15 +45,27 @@ DGC_FN struct ring<VALUE_STAGES> ring_of_values(int half) {
 }
 
 /* The thread that fills a ring: a stage of BOXES times 64 dimensions, from the z-th 64 on, of the 64 keys at a slot. */
-template <int BOXES, int N> DGC_FN void bring(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep) {
+template <int BOXES, bool PAIR, int N>
+DGC_FN void bring(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, unsigned rank, uint64_t keep) {
     unsigned full = r.full + r.s * 8, to = r.base + r.s * BOXES * BOX;
     dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
     dg_bar_expect(full, BOXES * BOX);
 #pragma unroll
-    for (int i = 0; i < BOXES; i++)
-        dg_tma_load(to + i * BOX, map, (z + i) * 64, slot, full, keep);
+    for (int i = 0; i < BOXES; i++) {
+        if (!PAIR)
+            dg_tma_load(to + i * BOX, map, (z + i) * 64, slot, full, keep);
+        else if (i * 2 / BOXES == (int)rank)
+            dg_tma_load_both(to + i * BOX, map, (z + i) * 64, slot, full, keep);
+    }
     ring_next(r);
 }
+/* One lane a warp gives a stage back, to the threads of both blocks that fill it. */
+template <bool PAIR, int N> DGC_FN void give_back(const struct ring<N> &r, int stage, unsigned rank) {
+    ring_release(r, stage);
+    if (PAIR && (threadIdx.x & 31) == 0)
+        dg_bar_arrive_at(r.empty + stage * 8, rank ^ 1);
+}
+
 /* Where the next tile lies; a ring's slots are whole tiles. */
 DGC_FN int next_slot(const struct dgc_flash_sm90_args &a, int slot) {
     slot += KEYS;
@@ -58,17 +73,17 @@ DGC_FN int next_slot(const struct dgc_flash_sm90_args &a, int slot) {
 }
 
 /* who: 0 brings keys, 1 and 2 a half of values, of tiles that begin at a slot; z: the first 64 dimensions. */
-DGC_FN void bring_all(const struct dgc_flash_sm90_args &a, int slot, int tiles, int z, int who) {
+template <bool PAIR> DGC_FN void bring_all(const struct dgc_flash_sm90_args &a, int slot, int tiles, int z, int who, unsigned rank) {
     uint64_t keep = dg_policy_last();
     if (who == 0) {
         struct ring<KEY_STAGES> keys = ring_of_keys();
         for (int i = 0; i < tiles; i++, slot = next_slot(a, slot))
             for (int j = 0; j < 8; j += KEY_BOXES)
-                bring<KEY_BOXES>(keys, &a.k, slot, z + j, keep);
+                bring<KEY_BOXES, PAIR>(keys, &a.k, slot, z + j, rank, keep);
     } else {
         struct ring<VALUE_STAGES> values = ring_of_values(who - 1);
         for (int i = 0; i < tiles; i++, slot = next_slot(a, slot))
-            bring<VALUE_BOXES>(values, &a.v, slot, z + (who - 1) * VALUE_BOXES, keep);
+            bring<VALUE_BOXES, PAIR>(values, &a.v, slot, z + (who - 1) * VALUE_BOXES, rank, keep);
     }
 }
 
@@ -87,7 +102,7 @@ DGC_FN void query_fragments(unsigned (&q)[STEPS][4], const struct dgc_flash_args
 }
 
 /* s = the scores of the next tile. */
-DGC_FN void tile_scores(float (&s)[32], const unsigned (&q)[STEPS][4], struct ring<KEY_STAGES> &r) {
+template <bool PAIR> DGC_FN void tile_scores(float (&s)[32], const unsigned (&q)[STEPS][4], struct ring<KEY_STAGES> &r, unsigned rank) {
     unsigned rest = dg_desc_sw128(dg_smem(dg_dyn) + AT_QUERIES);
     int last = 0;
 #pragma unroll
@@ -106,14 +121,14 @@ DGC_FN void tile_scores(float (&s)[32], const unsigned (&q)[STEPS][4], struct ri
         dg_wgmma_commit();
         if (j > 0) {
             dg_wgmma_wait<1>();
-            ring_release(r, last);
+            give_back<PAIR>(r, last, rank);
         }
         last = r.s;
         ring_next(r);
     }
     dg_wgmma_wait<0>();
     dg_hold(s);
-    ring_release(r, last);
+    give_back<PAIR>(r, last, rank);
 }
 
 /* Probabilities to a buffer, as an A operand of 64 rows by 64 keys lies in shared memory. row: the lane's first one. */
@@ -134,7 +149,8 @@ DGC_FN void warp_arrive(unsigned bar) {
 }
 
 /* Warpgroup 0. row: the lane's first of 64. */
-DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh, int u0, int u_end, int group, int row) {
+template <bool PAIR>
+DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh, int u0, int u_end, int group, int row, unsigned rank) {
     unsigned q[STEPS][4];
     float s[32], scale[2];
     struct rows rows;
@@ -149,7 +165,7 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
     for (int i = 0; i < 32; i++)
         s[i] = 0.0f;
     if (b.tiles > 0)
-        tile_scores(s, q, r);
+        tile_scores<PAIR>(s, q, r, rank);
     for (int i = 0; i < b.tiles; i++) {
         int at = i & 1;
         softmax(rows, i * KEYS, s, scale);
@@ -162,7 +178,7 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
         dg_fence_async();
         warp_arrive(base + AT_READY + at * 8);
         if (i + 1 < b.tiles)
-            tile_scores(s, q, r);
+            tile_scores<PAIR>(s, q, r, rank);
         warp_arrive(base + AT_GO + at * 8);
     }
     rows.sum[0] = quad_sum(rows.sum[0]);
@@ -176,7 +192,7 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
 }
 
 /* Warpgroup 1 + half: acc = probabilities times its 256 columns of values; sum: the rows' sums of probabilities. */
-DGC_FN void take(float (&acc)[128], float (&sum)[2], const struct span &b, int half, int row) {
+template <bool PAIR> DGC_FN void take(float (&acc)[128], float (&sum)[2], const struct span &b, int half, int row, unsigned rank) {
     float scale[2];
     struct ring<VALUE_STAGES> r = ring_of_values(half);
     unsigned base = dg_smem(dg_dyn);
@@ -209,7 +225,7 @@ DGC_FN void take(float (&acc)[128], float (&sum)[2], const struct span &b, int h
         dg_wgmma_commit();
         dg_wgmma_wait<0>();
         dg_hold(acc);
-        ring_release(r, r.s);
+        give_back<PAIR>(r, r.s, rank);
         if ((threadIdx.x & 31) == 0)
             dg_bar_arrive(base + AT_TAKEN + at * 8);
         ring_next(r);
@@ -219,44 +235,52 @@ DGC_FN void take(float (&acc)[128], float (&sum)[2], const struct span &b, int h
     sum[1] = __int_as_float(dg_lds(base + AT_SUM + row * 4 + 32));
 }
 
-DGC_FN void make_barriers(void) {
+/* blocks: whose users give stages back. */
+DGC_FN void make_barriers(int blocks) {
     unsigned base = dg_smem(dg_dyn);
     for (int i = 0; i < 2; i++) {
         dg_bar_init(base + AT_READY + i * 8, 4);
         dg_bar_init(base + AT_GO + i * 8, 4);
         dg_bar_init(base + AT_TAKEN + i * 8, 8);
-        ring_init(ring_of_values(i), 4);
+        ring_init(ring_of_values(i), 4 * blocks);
     }
     dg_bar_init(base + AT_DONE, 4);
-    ring_init(ring_of_keys(), 4);
+    ring_init(ring_of_keys(), 4 * blocks);
     dg_bar_init_fence();
 }
 
-DGC_FN void flash90_full(const struct dgc_flash_sm90_args &a) {
+template <bool PAIR> DGC_FN void flash90_full(const struct dgc_flash_sm90_args &a) {
     const struct dgc_flash_args &f = a.f;
     int group = f.heads / f.kv.kv_heads, units = f.n * group, q_tiles = (units + 63) / 64;
     int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * 64, u_end = u0 + 64 < units ? u0 + 64 : units;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), row = (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7);
+    unsigned rank = PAIR ? dg_pair_rank() : 0;
     if (threadIdx.x == 0)
-        make_barriers();
+        make_barriers(PAIR ? 2 : 1);
     __syncthreads();
+    if (PAIR)
+        dg_pair_sync();
     dgc_chain();
     struct span b = span_of(f, u0, u_end, group);
     int slot = b.tiles > 0 ? (int)dgc_slot(&f.kv, b.t0) : 0;
     if (wg == 0) {
         dg_regs_more<SCORE_REGS>();
-        score(f, b, kvh, u0, u_end, group, row);
+        score<PAIR>(f, b, kvh, u0, u_end, group, row, rank);
     } else if (wg < 3) {
         float acc[128], sum[2];
         dg_regs_more<VALUE_REGS>();
-        take(acc, sum, b, wg - 1, row);
+        take<PAIR>(acc, sum, b, wg - 1, row, rank);
         put_columns<512>(f, acc, sum, kvh, u0 + row, u_end, group, (wg - 1) * 256);
     } else {
         dg_regs_less<BRING_REGS>();
         int who = (int)(threadIdx.x >> 5) - 12;
         if (who < 3 && (threadIdx.x & 31) == 0)
-            bring_all(a, slot, b.tiles, kvh * 8, who);
+            bring_all<PAIR>(a, slot, b.tiles, kvh * 8, who, rank);
+        __syncwarp();
     }
+    if (PAIR) /* the other block may still fill this one's stages or give its own back here */
+        dg_pair_sync();
 }
 
-DGC_KERNEL_ONE(flash_sm90_512_scores, flash_sm90, 512) { flash90_full(a); }
+DGC_KERNEL_ONE(flash_sm90_512_scores, flash_sm90, 512) { flash90_full<false>(a); }
+DGC_KERNEL_PAIR(flash_sm90_512_pair, flash_sm90, 512) { flash90_full<true>(a); }

@@ -7,6 +7,10 @@
 /* A kernel with a block a multiprocessor, whose warps share out the registers themselves. */
 #define DGC_KERNEL_ONE(name, kind, threads) \
     extern "C" __global__ void __launch_bounds__(threads, 1) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
+/* The same in clusters of two blocks along x. */
+#define DGC_KERNEL_PAIR(name, kind, threads)                                           \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1) \
+        dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
 /* All kernels' dynamic shared memory. */
 extern __shared__ __align__(1024) unsigned char dg_dyn[]; /* the wgmma operands want its address to be a multiple of 1024 */
 
@@ -42,6 +46,23 @@ DGC_FN void dg_sts(unsigned addr, unsigned v) { asm volatile("st.shared.b32 [%0]
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
 DGC_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/* ---- pairs: clusters of two blocks ---- */
+/* This block's place in its pair. */
+DGC_FN unsigned dg_pair_rank(void) {
+    unsigned r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+/* An arrival at the barrier that lies at that place in block `rank`. */
+DGC_FN void dg_bar_arrive_at(unsigned bar, unsigned rank) {
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(rank)
+                 : "memory");
+}
+/* All threads of both blocks meet, and see the barriers that were made before. */
+DGC_FN void dg_pair_sync(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
 /* ---- programmatic dependent launch; both do nothing in a launch without it ---- */
 /* Waits for the kernels before this one to be complete and their writes visible. */
 DGC_FN void dg_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory"); }
@@ -67,6 +88,13 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
+                 : "memory");
+}
+/* The same box to the same place of both blocks of a pair; the barrier at that place in each counts its bytes. */
+DGC_FN void dg_tma_load_both(unsigned dst, const void *map, int x, int y, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, "
+                 "{%2, %3}], [%4], %5, %6;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)3), "l"(policy)
                  : "memory");
 }
 DGC_FN uint64_t dg_policy_first(void) {
