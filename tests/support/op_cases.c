@@ -325,7 +325,7 @@ static const struct kv_case kv_cases[] = {
     {512, 4, 4, 128, 127, 700, false, false, true, 0, DG_F16, 0, 0},
     {512, 6, 2, 43, 40, 1150, false, false, false, 0, DG_F16, 0, 0},
     {512, 5, 1, 26, 25, 2047, false, false, false, 0, DG_F16, 0, 0},
-    {512, 16, 2, 256, 200, 1100, false, false, false, 0, DG_F16, 0, 0},
+    {512, 8, 1, 256, 200, 1100, false, false, false, 0, DG_F16, 0, 0},
     {512, 8, 2, 32, 32, 1000, false, true, true, 100, DG_F16, 0, 0},
     {512, 8, 2, 32, 30, 2030, false, true, true, 128, DG_F16, 0, 1950},
     /* caches in eight bits */

@@ -191,15 +191,17 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
     put_stat(f, rows, kvh, u0 + row, u_end, group);
 }
 
-/* Warpgroup 1 + half: acc = probabilities times its 256 columns of values; sum: the rows' sums of probabilities. */
-template <bool PAIR> DGC_FN void take(float (&acc)[128], float (&sum)[2], const struct span &b, int half, int row, unsigned rank) {
+/* Warpgroup 1 + half: acc = probabilities times its 256 columns of values; sum: the rows' sums of probabilities. [lo, hi): keys the block sees,
+ * counted from its first tile. */
+template <bool PAIR>
+DGC_FN void take(float (&acc)[128], float (&sum)[2], int tiles, int lo, int hi, int half, int row, unsigned rank) {
     float scale[2];
     struct ring<VALUE_STAGES> r = ring_of_values(half);
     unsigned base = dg_smem(dg_dyn);
 #pragma unroll
     for (int i = 0; i < 128; i++)
         acc[i] = 0.0f;
-    for (int i = 0; i < b.tiles; i++) {
+    for (int i = 0; i < tiles; i++) {
         int at = i & 1, parity = i >> 1 & 1;
         dg_bar_wait(base + AT_READY + at * 8, parity);
         scale[0] = __int_as_float(dg_lds(base + AT_FACTOR + at * 256 + row * 4));
@@ -207,10 +209,8 @@ template <bool PAIR> DGC_FN void take(float (&acc)[128], float (&sum)[2], const 
         rescale(acc, scale);
         dg_bar_wait(r.full + r.s * 8, r.phase);
         unsigned v = r.base + r.s * STAGE;
-        int64_t t = b.t0 + (int64_t)i * KEYS;
-        if (t < b.lo || t + KEYS > b.hi) {
-            int from = t < b.lo ? (int)(b.lo - t) : 0, to = t + KEYS > b.hi ? (int)(b.hi - t) : KEYS;
-            clear_unseen(dg_dyn + (v - dg_smem(dg_dyn)), from, to, threadIdx.x & 127, 128);
+        if (i * KEYS < lo || i * KEYS + KEYS > hi) {
+            clear_unseen(dg_dyn + (v - base), lo - i * KEYS, hi - i * KEYS, threadIdx.x & 127, 128);
             dg_fence_async();
             dg_sync_some<128>(2 + half);
         }
@@ -269,7 +269,7 @@ template <bool PAIR> DGC_FN void flash90_full(const struct dgc_flash_sm90_args &
     } else if (wg < 3) {
         float acc[128], sum[2];
         dg_regs_more<VALUE_REGS>();
-        take<PAIR>(acc, sum, b, wg - 1, row, rank);
+        take<PAIR>(acc, sum, b.tiles, (int)(b.lo - b.t0), (int)(b.hi - b.t0), wg - 1, row, rank);
         put_columns<512>(f, acc, sum, kvh, u0 + row, u_end, group, (wg - 1) * 256);
     } else {
         dg_regs_less<BRING_REGS>();
