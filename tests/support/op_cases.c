@@ -311,6 +311,23 @@ static const struct kv_case kv_cases[] = {
     {512, 16, 2, 70, 70, 2040, true, false, false, 0, DG_F16, 0, 0},
     {512, 16, 2, 256, 256, 512, false, false, false, 0, DG_F16, 0, 0},
     {512, 2, 2, 9, 9, 1000, true, true, true, 100, DG_F16, 0, 0},
+    /* a canvas over 512 dimensions: ends at, before and behind a tile of keys and a part; even and odd numbers of tiles of 64 (row, head) pairs, and
+     * other numbers without the padding rows; every number of heads to a kv head; windows, with rings that wrap inside */
+    {512, 16, 2, 16, 16, 48, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 16, 13, 51, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 17, 16, 113, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 24, 9, 118, false, false, true, 0, DG_F16, 0, 0},
+    {512, 16, 2, 12, 1, 319, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 12, 1, 1023, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 12, 3, 1024, false, false, false, 0, DG_F16, 0, 0},
+    {512, 16, 2, 9, 8, 1025, false, false, false, 0, DG_F16, 0, 0},
+    {512, 8, 1, 32, 31, 1249, false, false, false, 0, DG_F16, 0, 0},
+    {512, 4, 4, 128, 127, 700, false, false, true, 0, DG_F16, 0, 0},
+    {512, 6, 2, 43, 40, 1150, false, false, false, 0, DG_F16, 0, 0},
+    {512, 5, 1, 26, 25, 2047, false, false, false, 0, DG_F16, 0, 0},
+    {512, 8, 1, 256, 200, 1100, false, false, false, 0, DG_F16, 0, 0},
+    {512, 8, 2, 32, 32, 1000, false, true, true, 100, DG_F16, 0, 0},
+    {512, 8, 2, 32, 30, 2030, false, true, true, 128, DG_F16, 0, 1950},
     /* caches in eight bits */
     {64, 4, 2, 70, 69, 300, true, true, true, 64, DG_Q8, 0, 0},
     {512, 16, 2, 9, 9, 130, false, false, false, 0, DG_Q8, 0, 0},

@@ -29,6 +29,8 @@ enum {
     DG_CUDA_H_BRANCH = 128,
     DG_CUDA_H_TOPK = 256, /* scores of top-k attention */
     DG_CUDA_H_SAMPLE = 512,
+    DG_CUDA_H_SCORES = 1024, /* attention over 512 dimensions makes its scores once a block; needs ATTENTION */
+    DG_CUDA_H_PAIRED = 2048, /* and pairs of its blocks share keys and values; needs SCORES */
     DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
                         DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK | DG_CUDA_H_SAMPLE
 };
@@ -53,7 +55,8 @@ struct dg_cuda_opts {
 };
 
 /* Sets kernels, use, tune and compile from "auto", "portable", "simple", or a list of the groups that are to be used, such as "experts,head". The
- * list, or "auto" with a comma behind it, may go on with split=N, split_full=N (struct dg_cuda_tune) and "compile". False for anything else. */
+ * list, or "auto" with a comma behind it, may go on with split=N, split_full=N (struct dg_cuda_tune) and "compile". Groups behind "auto," are used
+ * beside those of DG_CUDA_H_DEFAULT. False for anything else. */
 bool dg_cuda_parse_kernels(const char *s, struct dg_cuda_opts *o);
 /* The same; NULL means auto. Errors: DG_E_ARG with the names there are. */
 enum dg_status dg_cuda_choose_kernels(const char *s, struct dg_cuda_opts *o, struct dg_error *err) DG_MUST_CHECK;

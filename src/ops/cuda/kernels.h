@@ -460,6 +460,10 @@ struct dgc_flash_sm90_args {
 #define DGC_FLASH_STAGES 5
 #define DGC_FLASH_STAGES_CANVAS 3 /* of each warpgroup's ring */
 #define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
+/* _scores, _pair: hd 512, as flash_sm90_512; _pair: an even number of query tiles, not causal. Shared memory: two buffers of probabilities, a quarter
+ * of the queries, stages of 64 keys by 128 dimensions of keys, two times two of 64 by 256 of values, factors and sums of rows, barriers. */
+#define DGC_FLASH_STAGES_KEYS 4
+#define DGC_FLASH_SCORES_SHARED (4 * 8192 + DGC_FLASH_STAGES_KEYS * 16384 + 4 * 32768 + 3 * 256 + 256)
 #define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * DGC_FLASH_STAGES_CANVAS * (32768 + 16))
 
 struct dgc_flash_join_args {
@@ -611,6 +615,8 @@ struct dgc_top_values_args {
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
+    K(flash_sm90_512_scores, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_SCORES_SHARED) \
+    K(flash_sm90_512_pair, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_SCORES_SHARED)   \
     K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)

@@ -29,6 +29,28 @@ DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t 
     dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
 }
 
+/* Keys of a block, or of a warpgroup: tiles from t0, of which it takes every step-th one from `first` on; [lo, hi) are seen. */
+struct span {
+    int64_t t0, lo, hi;
+    int first, step, tiles;
+};
+
+/* What the rows of units [u0, u_end) see between them, cut to the block's part. */
+DGC_FN struct span span_of(const struct dgc_flash_args &f, int u0, int u_end, int group) {
+    struct span b = {0, 0, 0, 0, 1, 0};
+    int64_t unused, part0;
+    visible(&f, f.row0, &b.lo, &unused);
+    int split = f.split ? f.split : f.prm->split;
+    part0 = (b.lo / split + (int)blockIdx.y) * split;
+    visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
+    visible(&f, f.row0 + u0 / group, &b.lo, &unused);
+    b.lo = b.lo > part0 ? b.lo : part0;
+    b.hi = b.hi < part0 + split ? b.hi : part0 + split;
+    b.t0 = b.lo & ~(int64_t)(KEYS - 1);
+    b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
+    return b;
+}
+
 /* Where a thread stands in a ring of N stages. */
 template <int N> struct ring {
     unsigned full, empty, base, phase;
@@ -172,6 +194,49 @@ DGC_FN void rows_see(struct rows &rows, const struct dgc_flash_args &f, int u, i
             visible(&f, f.row0 + u / group, &from, &end);
             rows.lo[i] = (int)((from > lo ? from : lo) - t0);
             rows.hi[i] = (int)((end < hi ? end : hi) - t0);
+        }
+    }
+}
+
+/* Row u's place in the output, where this lane's columns of it begin; NULL past the end. */
+DGC_FN uint32_t *out_row(const struct dgc_flash_args &f, int kvh, int u, int u_end, int group, int col) {
+    int m = u / group, head = kvh * group + u - m * group;
+    return u < u_end ? (uint32_t *)((uint16_t *)f.y.p + (int64_t)m * f.y.ld + (int64_t)head * f.kv.hd + col + 2 * (threadIdx.x & 3)) : NULL;
+}
+
+/* Maxima and sums of the lane's rows u0 and u0 + 8, where rows have parts. */
+DGC_FN void put_stat(const struct dgc_flash_args &f, const struct rows &rows, int kvh, int u0, int u_end, int group) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int u = u0 + 8 * i, m = u / group, head = kvh * group + u - m * group;
+        int64_t at = ((int64_t)blockIdx.y * f.n + m) * f.heads + head;
+        if (f.splits > 1 && u < u_end && (threadIdx.x & 3) == 0) {
+            f.stat[at * 2] = rows.max[i];
+            f.stat[at * 2 + 1] = rows.sum[i];
+        }
+    }
+}
+
+/* Their 256 columns from col on: a part, or the output. */
+template <int HD>
+DGC_FN void put_columns(const struct dgc_flash_args &f, const float (&acc)[128], const float (&sum)[2], int kvh, int u0, int u_end, int group,
+                        int col) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int u = u0 + 8 * i, m = u / group, head = kvh * group + u - m * group;
+        uint32_t *y = out_row(f, kvh, u, u_end, group, col);
+        if (!y)
+            continue;
+        if (f.splits > 1) {
+            float *part = f.part + (((int64_t)blockIdx.y * f.n + m) * f.heads + head) * HD + col + 2 * (threadIdx.x & 3);
+            if (sum[i] != 0.0f)
+#pragma unroll
+                for (int n = 0; n < 32; n++)
+                    *(float2 *)(part + 8 * n) = make_float2(acc[4 * n + 2 * i], acc[4 * n + 2 * i + 1]);
+        } else {
+#pragma unroll
+            for (int n = 0; n < 32; n++)
+                y[4 * n] = dgc_pack_bf16(acc[4 * n + 2 * i] / sum[i], acc[4 * n + 2 * i + 1] / sum[i]);
         }
     }
 }

@@ -11,12 +11,6 @@
 
 #define STAGES DGC_FLASH_STAGES
 
-/* Keys of a block, or of a warpgroup: tiles from t0, of which it takes every step-th one from `first` on; [lo, hi) are seen. */
-struct span {
-    int64_t t0, lo, hi;
-    int first, step, tiles;
-};
-
 /* Stages of one ring as the copy engine fills them: a tile's keys come before the values of the one before. */
 template <int HALVES, int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh) {
     uint64_t keep = dg_policy_last();
@@ -108,12 +102,6 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
     rows.sum[1] = quad_sum(rows.sum[1]);
 }
 
-/* Row u's place in the output, where this lane's columns of it begin; NULL past the end. */
-DGC_FN uint32_t *out_row(const struct dgc_flash_args &f, int kvh, int u, int u_end, int group, int col) {
-    int m = u / group, head = kvh * group + u - m * group;
-    return u < u_end ? (uint32_t *)((uint16_t *)f.y.p + (int64_t)m * f.y.ld + (int64_t)head * f.kv.hd + col + 2 * (threadIdx.x & 3)) : NULL;
-}
-
 template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     constexpr int HALVES = HD / 256, ROWS = DGC_FLASH_ROWS_SM90(HD);
     const struct dgc_flash_args &f = a.f;
@@ -128,18 +116,7 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     }
     __syncthreads();
     dgc_chain();
-    /* the block's keys: what its rows see between them, cut to its part */
-    struct span b = {0, 0, 0, 0, 1, 0};
-    int64_t unused, part0;
-    visible(&f, f.row0, &b.lo, &unused);
-    int split = f.split ? f.split : f.prm->split;
-    part0 = (b.lo / split + (int)blockIdx.y) * split;
-    visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
-    visible(&f, f.row0 + u0 / group, &b.lo, &unused);
-    b.lo = b.lo > part0 ? b.lo : part0;
-    b.hi = b.hi < part0 + split ? b.hi : part0 + split;
-    b.t0 = b.lo & ~(int64_t)(KEYS - 1);
-    b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
+    struct span b = span_of(f, u0, u_end, group);
 
     if (wg == 2) {
         dg_regs_less<40>();
@@ -157,30 +134,9 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     float acc[128];
     sweep<HALVES, ROWS, HD == 256 ? 256 : 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b);
 
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        int u = row0 + 8 * i, m = u / group, head = kvh * group + u - m * group;
-        float sum = rows.sum[i];
-        uint32_t *y = out_row(f, kvh, u, u_end, group, half * 256);
-        if (!y)
-            continue;
-        if (f.splits > 1) {
-            int64_t at = ((int64_t)blockIdx.y * f.n + m) * f.heads + head;
-            if ((lane & 3) == 0 && half == 0) {
-                f.stat[at * 2] = rows.max[i];
-                f.stat[at * 2 + 1] = sum;
-            }
-            float *part = f.part + at * HD + half * 256 + 2 * (lane & 3);
-            if (sum != 0.0f)
-#pragma unroll
-                for (int n = 0; n < 32; n++)
-                    *(float2 *)(part + 8 * n) = make_float2(acc[4 * n + 2 * i], acc[4 * n + 2 * i + 1]);
-        } else {
-#pragma unroll
-            for (int n = 0; n < 32; n++)
-                y[4 * n] = dgc_pack_bf16(acc[4 * n + 2 * i] / sum, acc[4 * n + 2 * i + 1] / sum);
-        }
-    }
+    if (half == 0)
+        put_stat(f, rows, kvh, row0, u_end, group);
+    put_columns<HD>(f, acc, rows.sum, kvh, row0, u_end, group, half * 256);
 }
 
 /* Each warpgroup finishes one half of the columns: it gives away its sums of the other half, which lie [column tile][thread], and takes the other

@@ -7,6 +7,10 @@
 /* A kernel with a block a multiprocessor, whose warps share out the registers themselves. */
 #define DGC_KERNEL_ONE(name, kind, threads) \
     extern "C" __global__ void __launch_bounds__(threads, 1) dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
+/* The same in clusters of two blocks along x. */
+#define DGC_KERNEL_PAIR(name, kind, threads)                                           \
+    extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(threads, 1) \
+        dgc_##name(const __grid_constant__ struct dgc_##kind##_args a)
 /* All kernels' dynamic shared memory. */
 extern __shared__ __align__(1024) unsigned char dg_dyn[]; /* the wgmma operands want its address to be a multiple of 1024 */
 
@@ -38,8 +42,26 @@ DGC_FN int dg_lds(unsigned addr) {
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
     return v;
 }
+DGC_FN void dg_sts(unsigned addr, unsigned v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(addr), "r"(v) : "memory"); }
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
 DGC_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+/* ---- pairs: clusters of two blocks ---- */
+/* This block's place in its pair. */
+DGC_FN unsigned dg_pair_rank(void) {
+    unsigned r;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+    return r;
+}
+/* An arrival at the barrier that lies at that place in block `rank`. */
+DGC_FN void dg_bar_arrive_at(unsigned bar, unsigned rank) {
+    asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(rank)
+                 : "memory");
+}
+/* All threads of both blocks meet, and see the barriers that were made before. */
+DGC_FN void dg_pair_sync(void) {
+    asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
 
 /* ---- programmatic dependent launch; both do nothing in a launch without it ---- */
 /* Waits for the kernels before this one to be complete and their writes visible. */
@@ -66,6 +88,13 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3}], [%4], %5;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
+                 : "memory");
+}
+/* The same box to the same place of both blocks of a pair; the barrier at that place in each counts its bytes. */
+DGC_FN void dg_tma_load_both(unsigned dst, const void *map, int x, int y, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, "
+                 "{%2, %3}], [%4], %5, %6;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)3), "l"(policy)
                  : "memory");
 }
 DGC_FN uint64_t dg_policy_first(void) {
@@ -184,6 +213,15 @@ DGC_FN void dg_wgmma_ss_f16(float (&d)[32], unsigned a, unsigned b, int keep) {
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
         : "r"(a), "r"(b), "r"(keep));
 }
+DGC_FN void dg_wgmma_rs_f16(float (&d)[32], const unsigned (&a)[4], unsigned b, int keep) {
+    asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %37, 0;\nmov.b64 b, {%36, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, b, p, 1, 1, 0;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
+}
 /* Low word of the descriptor of an f16 operand of 256 columns that lies as k rows of 64 columns (128 bytes, swizzled), 64 rows to each
  * 64 columns. One k16 step onwards is + 128. */
 DGC_FN unsigned dg_desc_rows64(unsigned addr) { return (addr & 0x3ffff) >> 4 | 512u << 16; }
@@ -203,20 +241,34 @@ DGC_FN void dg_wgmma_rs_f16_rows(float (&d)[128], const unsigned (&a)[4], unsign
           DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+DGC_FN void dg_wgmma_ss_f16_rows(float (&d)[64], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+        "a, b, 1, 1, 1, 0, 1;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
+          DG_ACC8(48), DG_ACC8(56)
+        : "r"(a), "r"(b));
+}
 
 #undef DG_ACC4
 #undef DG_ACC8
 
 /* ---- attention ---- */
-/* Queries (rows times the heads that share kv head kvh) from u0 on to f16 in shared memory, 64 dimensions of all ROWS after another, swizzled
- * as wgmma reads them; those from u_end on are zeros. f: arguments with q, kv and heads; by THREADS threads. */
-template <int HD, int ROWS, int THREADS, typename ARGS> DGC_FN void dg_load_queries(const ARGS &f, int kvh, int u0, int u_end, unsigned char *qs) {
+/* Queries (rows times the heads that share kv head kvh) from u0 on to f16 in shared memory, 64 dimensions of all ROWS after another from
+ * dimension FROM on, swizzled as wgmma reads them; those from u_end on are zeros. f: arguments with q, kv and heads; by THREADS threads. */
+template <int HD, int ROWS, int THREADS, int FROM = 0, typename ARGS>
+DGC_FN void dg_load_queries(const ARGS &f, int kvh, int u0, int u_end, unsigned char *qs) {
+    constexpr int PIECES = (HD - FROM) / 8;
     int group = f.heads / f.kv.kv_heads;
-    for (int i = threadIdx.x; i < ROWS * (HD / 8); i += THREADS) {
-        int row = i / (HD / 8), c = i % (HD / 8), u = u0 + row, m = u / group;
+    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
+        int row = i / PIECES, c = i % PIECES, u = u0 + row, m = u / group;
         uint4 o = make_uint4(0, 0, 0, 0);
         if (u < u_end) {
-            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + c * 8);
+            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + FROM + c * 8);
             o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
             o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
             o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
