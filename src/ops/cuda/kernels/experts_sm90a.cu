@@ -48,7 +48,7 @@ DGC_FN unsigned dg_q4_second(int rows, int row_bytes, bool glu) { return (glu ? 
 /* Reorders a stack (q4_block [experts][rows][K], 16-byte aligned) in place, tile by tile of 64 rows; glu: rows are gate and up, and a tile
  * is 32 of each. Within a tile, group after group of 64 K: for each of four warps 512 bytes of words, 16 a lane (two words of row
  * lane / 4, two of row lane / 4 + 8), then 128 bytes of scale|min, 8 for each two lanes (of both rows). A warp has 16 rows; of a glu tile
- * 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^30.
+ * 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^26.
  * 64 | rows, 64 | K. Grid: experts * rows / 64 blocks of 512 threads, 64 * (K / 32 * 20) bytes of dynamic shared memory. */
 DGC_KERNEL(moe_repack, moe_repack, 512) {
     int row_bytes = a.k / 32 * 20, tiles = a.rows / 64, half = 32 * row_bytes, glu = a.glu;
@@ -99,13 +99,19 @@ template <class W> DGC_FN struct dg_lane dg_lane_init(void) {
                         (lane & 3) == 3 ? 0x3232u : 0x1010u, (lane & 3) == 2 ? 0x1010u : 0x3232u};
     return l;
 }
+DGC_FN unsigned dg_mul2(unsigned x, unsigned y) {
+    unsigned v;
+    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(x), "r"(y), "r"(0x80008000u));
+    return v;
+}
 /* Eight nibbles of w: q * scale + min, rounded once; even pairs of elements (0 4, 1 5) to p0[0], p0[2], odd (2 6, 3 7) to p1.
- * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32. */
-DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsigned *p1) {
-    unsigned v[4] = {w << 4 & 0x00f000f0u, w & 0x00f000f0u, w >> 4 & 0x00f000f0u, w >> 8 & 0x00f000f0u};
+ * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32; one in bits 0
+ * to 3 is q * 2^-133, for which s16 is 16 times the scale: so one shift serves four pairs. */
+DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned s16, unsigned m2, unsigned *p0, unsigned *p1) {
+    unsigned high = w >> 8, v[4] = {w & 0x000f000fu, w & 0x00f000f0u, high & 0x000f000fu, high & 0x00f000f0u};
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v[i]) : "r"(v[i]), "r"(s2), "r"(m2));
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v[i]) : "r"(v[i]), "r"(i & 1 ? s2 : s16), "r"(m2));
     p0[0] = v[0];
     p0[2] = v[1];
     p1[0] = v[2];
@@ -113,12 +119,13 @@ DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned m2, unsigned *p0, unsig
 }
 /* A fragments (4 k16 steps) of one group for a warp's 16 rows. */
 DGC_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
-    unsigned s0 = __byte_perm(v.sm.x, 0, 0x1010), m0 = __byte_perm(v.sm.x, 0, 0x3232);
-    dg_q4_word(v.w.x, s0, m0, &a[0][0], &a[1][0]);
-    dg_q4_word(v.w.y, s0, m0, &a[2][0], &a[3][0]);
-    unsigned s1 = __byte_perm(v.sm.y, 0, 0x1010), m1 = __byte_perm(v.sm.y, 0, 0x3232);
-    dg_q4_word(v.w.z, s1, m1, &a[0][1], &a[1][1]);
-    dg_q4_word(v.w.w, s1, m1, &a[2][1], &a[3][1]);
+    const unsigned sixteen = 0x41804180u;
+    unsigned s0 = __byte_perm(v.sm.x, 0, 0x1010), m0 = __byte_perm(v.sm.x, 0, 0x3232), t0 = dg_mul2(s0, sixteen);
+    dg_q4_word(v.w.x, s0, t0, m0, &a[0][0], &a[1][0]);
+    dg_q4_word(v.w.y, s0, t0, m0, &a[2][0], &a[3][0]);
+    unsigned s1 = __byte_perm(v.sm.y, 0, 0x1010), m1 = __byte_perm(v.sm.y, 0, 0x3232), t1 = dg_mul2(s1, sixteen);
+    dg_q4_word(v.w.z, s1, t1, m1, &a[0][1], &a[1][1]);
+    dg_q4_word(v.w.w, s1, t1, m1, &a[2][1], &a[3][1]);
 }
 struct dg_q4 {
     static constexpr int GROUP = 2560, WARP = 640, ROW = 40; /* bytes of 64 rows by 64 K, of a warp's 16 rows, of one */
@@ -131,11 +138,6 @@ struct dg_q4 {
     static __device__ __forceinline__ void decode(const raw &v, struct dg_lane, unsigned (&a)[4][4]) { dg_q4_decode(v, a); }
 };
 
-DGC_FN unsigned dg_mul2(unsigned x, unsigned y) {
-    unsigned v;
-    asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(x), "r"(y), "r"(0x80008000u));
-    return v;
-}
 /* Eight codes as moe_repack_nv lays them out, times a scale: exact. A code's three bits in bits 6 to 8 with its sign in bit 15 are the bf16
  * code * 2^-126, which the scale's 2^94 makes code * 2^-32. */
 DGC_FN void dg_nv_word(unsigned w, unsigned s2, unsigned *p0, unsigned *p1) {
@@ -596,7 +598,7 @@ struct st_at {
     int slot;
 };
 template <class C, int NT>
-DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, bool last, const struct dgc_moe_entry &e, int tile,
+DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, bool first, bool last, const struct dgc_moe_entry &e, int tile,
                    unsigned pair) {
     int groups = a.k / 64;
     float acc[NT / 2];
@@ -605,7 +607,7 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
     for (int i = 0; i < NT / 2; i++)
         acc[i] = 0;
     for (int g = 0; g < groups; g += C::G) {
-        if (g % 4 == 0) {
+        if (g % 4 == 0 && first) {
             dg_bar_wait(at.b_full + g / 4 * 8, at.b_phase);
             dg_fence_async();
         }
@@ -642,10 +644,10 @@ DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigne
     struct dg_lane l = dg_lane_init<typename C::W>();
     struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, bar.a_empty + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
     int u = begin + wg; /* this warpgroup's next unit */
-    for (int first = begin; first < end;) {
-        struct dgc_moe_entry e = a.entries[first / tiles];
-        int stop = min(end, (first / tiles + 1) * tiles);
-        first = stop;
+    for (int from = begin; from < end;) {
+        struct dgc_moe_entry e = a.entries[from / tiles];
+        int stop = min(end, (from / tiles + 1) * tiles);
+        from = stop;
         at.b = b + buf * groups * C::TOKENS;
         at.b_full = bar.b_full + buf * chunks * 8;
         at.b_empty = bar.b_empty + buf * chunks * 8;
@@ -654,13 +656,13 @@ DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigne
                 dg_bar_wait(at.b_full + c * 8, at.b_phase);
                 dg_warp_arrive(at.b_empty + c * 8);
             }
-        for (; u < stop; u += C::WG) {
+        for (bool first = true; u < stop; u += C::WG, first = false) {
             bool last = u + C::WG >= stop;
             unsigned pair = bar.pair + buf * C::NMAX * 4;
             if (C::NARROW < C::NMAX && e.n <= C::NARROW)
-                st_unit<C, C::NARROW>(a, at, l, last, e, u % tiles, pair);
+                st_unit<C, C::NARROW>(a, at, l, first, last, e, u % tiles, pair);
             else
-                st_unit<C, C::NMAX>(a, at, l, last, e, u % tiles, pair);
+                st_unit<C, C::NMAX>(a, at, l, first, last, e, u % tiles, pair);
         }
         if (++buf == C::BUFS) {
             buf = 0;
