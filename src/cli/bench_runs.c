@@ -9,6 +9,7 @@
 
 #include <math.h>
 #include <string.h>
+#include <xxhash.h>
 
 #define INV_T 1.25f
 #define LOOP_STEPS 8
@@ -225,9 +226,29 @@ struct prefill {
     int64_t n;
 };
 
-/* The whole prompt from position 0 by the clock: the host's work and whatever it makes the device wait for are in it. */
+/* A hash of the keys that the last layer has of the prompt: whatever went wrong in a layer before it shows in them. */
+static enum dg_status keys_hash(const struct dg_bench_rig *b, const struct prefill *p, uint64_t *hash, struct dg_error *err) {
+    const struct dg_kv_layer *kv = &p->s->kv.layer[p->s->kv.layers - 1];
+    int64_t slots = p->n < kv->slots ? p->n : kv->slots;
+    size_t bytes = (size_t)slots * (size_t)kv->kv_heads * dg_kv_head_bytes(kv->dtype, kv->hd), piece = 1 << 20;
+    char *buf = dg_calloc(piece, 1);
+    if (!buf)
+        return no_memory(err);
+    *hash = 0;
+    for (size_t at = 0; at < bytes; at += piece) {
+        size_t n = bytes - at < piece ? bytes - at : piece;
+        b->r.be->ops->read(b->r.be, buf, (const char *)kv->k + at, n);
+        *hash = XXH3_64bits_withSeed(buf, n, *hash);
+    }
+    dg_free(buf);
+    return dg_backend_status(b->r.be, err);
+}
+
+/* The whole prompt from position 0 by the clock: the host's work and whatever it makes the device wait for are in it. Every run must leave the
+ * same keys. */
 static enum dg_status time_prefill(struct dg_bench_rig *b, const struct prefill *p, struct dg_bench_times *t, struct dg_error *err) {
     double ms[DG_BENCH_REPEATS_MAX];
+    uint64_t first = 0, hash = 0;
     int32_t last;
     for (int i = -1; i < (int)b->o->repeat; i++) {
         DG_TRY(dg_session_rewind(p->s, 0, NULL, NULL, err));
@@ -238,7 +259,13 @@ static enum dg_status time_prefill(struct dg_bench_rig *b, const struct prefill 
         if (i >= 0)
             ms[i] = (dg_now() - start) * 1e3;
         DG_TRY(dg_backend_status(b->r.be, err));
+        DG_TRY(keys_hash(b, p, &hash, err));
+        if (i >= 0 && hash != first)
+            return DG_FAIL(err, DG_E_NUMERIC, "prefill %d left other keys in the last layer than the first (%016llx, not %016llx)", i + 2,
+                           (unsigned long long)hash, (unsigned long long)first);
+        first = hash;
     }
+    fprintf(b->o->out, "# keys of the last layer %016llx, the same in %d prefills\n", (unsigned long long)first, (int)b->o->repeat + 1);
     *t = dg_bench_spread(ms, (size_t)b->o->repeat);
     return DG_OK;
 }
