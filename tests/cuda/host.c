@@ -631,10 +631,8 @@ static void kernels(void) {
     listed = dg_cuda_choose_kernels("auto,compile", &o, &err);
     ok(listed == DG_OK && o.compile && o.use == 0 && dg_cuda_choose_kernels(NULL, &o, &err) == DG_OK && !o.compile, "kernels compiled on request",
        dg_error_text(&err));
-    listed = dg_cuda_choose_kernels("auto,scores", &o, &err);
-    ok(listed == DG_OK && o.use == (DG_CUDA_H_DEFAULT | DG_CUDA_H_SCORES) && dg_cuda_choose_kernels("auto,paired", &o, &err) == DG_OK &&
-           o.use == (DG_CUDA_H_DEFAULT | DG_CUDA_H_SCORES | DG_CUDA_H_PAIRED),
-       "a group behind auto is used beside the others", dg_error_text(&err));
+    listed = dg_cuda_choose_kernels("auto,head", &o, &err);
+    ok(listed == DG_OK && o.use == DG_CUDA_H_DEFAULT, "a group behind auto is used beside the others", dg_error_text(&err));
     for (size_t i = 0; i < 4; i++) {
         enum dg_status st = dg_backend_open(&be, backends[i], mini, &(struct dg_backend_opts){.threads = 1, .cuda_kernels = "heads"}, &err);
         char name[80];

@@ -29,10 +29,8 @@ enum {
     DG_CUDA_H_BRANCH = 128,
     DG_CUDA_H_TOPK = 256, /* scores of top-k attention */
     DG_CUDA_H_SAMPLE = 512,
-    DG_CUDA_H_SCORES = 1024, /* attention over 512 dimensions makes its scores once a block; needs ATTENTION */
-    DG_CUDA_H_PAIRED = 2048, /* and pairs of its blocks share keys and values; needs SCORES */
     DG_CUDA_H_DEFAULT = DG_CUDA_H_EXPERTS | DG_CUDA_H_DENSE | DG_CUDA_H_HEAD | DG_CUDA_H_SOFT | DG_CUDA_H_CHAIN | DG_CUDA_H_ATTENTION |
-                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK | DG_CUDA_H_SAMPLE | DG_CUDA_H_SCORES | DG_CUDA_H_PAIRED
+                        DG_CUDA_H_NVFP4 | DG_CUDA_H_BRANCH | DG_CUDA_H_TOPK | DG_CUDA_H_SAMPLE
 };
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */

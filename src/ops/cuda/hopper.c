@@ -11,7 +11,7 @@ static const struct {
     unsigned bit;
 } groups[] = {{"experts", DG_CUDA_H_EXPERTS}, {"dense", DG_CUDA_H_DENSE}, {"head", DG_CUDA_H_HEAD}, {"soft", DG_CUDA_H_SOFT},
               {"chain", DG_CUDA_H_CHAIN}, {"attention", DG_CUDA_H_ATTENTION}, {"nvfp4", DG_CUDA_H_NVFP4}, {"branch", DG_CUDA_H_BRANCH},
-              {"topk", DG_CUDA_H_TOPK}, {"sample", DG_CUDA_H_SAMPLE}, {"scores", DG_CUDA_H_SCORES}, {"paired", DG_CUDA_H_SCORES | DG_CUDA_H_PAIRED}};
+              {"topk", DG_CUDA_H_TOPK}, {"sample", DG_CUDA_H_SAMPLE}};
 
 /* A word of the list: n bytes at s. */
 static bool take_word(const char *s, size_t n, struct dg_cuda_opts *o) {
@@ -162,15 +162,13 @@ void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a)
     if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) || !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64))
         return;
     unsigned q_tiles = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows), blocks = q_tiles * (unsigned)kv->kv_heads;
-    unsigned use = dg_cuda_of(be)->hopper;
-    bool pair = (use & DG_CUDA_H_PAIRED) && !a->causal && q_tiles % 2 == 0;
-    if (hd == 512 && (use & DG_CUDA_H_SCORES))
-        dgc_launch_flash_sm90(be, pair ? DGC_K_flash_sm90_512_pair : DGC_K_flash_sm90_512_scores, blocks, (unsigned)a->splits,
-                              DGC_FLASH_SCORES_SHARED, &t);
+    bool pair = !a->causal && q_tiles % 2 == 0; /* both blocks of a pair see the same keys */
+    if (hd == 512)
+        dgc_launch_flash_sm90(be, pair ? DGC_K_flash_sm90_512_pair : DGC_K_flash_sm90_512, blocks, (unsigned)a->splits, DGC_FLASH_512_SHARED, &t);
     else if (canvas)
         dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256_canvas, blocks, 1, DGC_FLASH_CANVAS_SHARED, &t);
     else
-        dgc_launch_flash_sm90(be, hd == 512 ? DGC_K_flash_sm90_512 : DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_SM90_SHARED, &t);
+        dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_256_SHARED, &t);
 }
 
 /* Each share of the keys is a block's: as many as occupy the card. A score's sum does not depend on it. */

@@ -447,23 +447,23 @@ struct dgc_flash_args {
     int32_t row0; /* the first row's place in the batch */
 };
 
-/* Flash attention on Hopper (flash_sm90a.cu), hd 256 or 512, q and y bf16 with rows at multiples of 16 bytes; a ring's slots are a multiple of 64.
- * Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of DGC_FLASH_ROWS_SM90
- * rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of DGC_FLASH_ROWS_CANVAS, no
- * parts. */
+/* Flash attention on Hopper (flash_sm90a.cu: hd 256, flash_full_sm90a.cu: hd 512), q and y bf16 with rows at multiples of 16 bytes; a ring's slots
+ * are a multiple of 64. Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
+ * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of
+ * DGC_FLASH_ROWS_CANVAS, no parts. _pair: an even number of tiles for each kv head, not causal. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
 #define DGC_FLASH_ROWS_CANVAS 64 /* of flash_sm90_256_canvas, which needs no parts */
-#define DGC_FLASH_STAGES 5
+#define DGC_FLASH_STAGES 5        /* of flash_sm90_256 */
 #define DGC_FLASH_STAGES_CANVAS 3 /* of each warpgroup's ring */
-#define DGC_FLASH_SM90_SHARED (65536 + DGC_FLASH_STAGES * 32768 + DGC_FLASH_STAGES * 16)
-/* _scores, _pair: hd 512, as flash_sm90_512; _pair: an even number of query tiles, not causal. Shared memory: two buffers of probabilities, a quarter
- * of the queries, stages of 64 keys by 128 dimensions of keys, two times two of 64 by 256 of values, factors and sums of rows, barriers. */
+#define DGC_FLASH_256_SHARED (DGC_FLASH_ROWS_SM90(256) * 512 + DGC_FLASH_STAGES * (32768 + 16))
+/* Of hd 512: two buffers of probabilities, a quarter of the queries, stages of 64 keys by 128 dimensions of keys, two times two of 64 by 256 of
+ * values, factors and sums of rows, barriers. */
 #define DGC_FLASH_STAGES_KEYS 4
-#define DGC_FLASH_SCORES_SHARED (4 * 8192 + DGC_FLASH_STAGES_KEYS * 16384 + 4 * 32768 + 3 * 256 + 256)
+#define DGC_FLASH_512_SHARED (4 * 8192 + DGC_FLASH_STAGES_KEYS * 16384 + 4 * 32768 + 3 * 256 + 256)
 #define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * DGC_FLASH_STAGES_CANVAS * (32768 + 16))
 
 struct dgc_flash_join_args {
@@ -612,11 +612,10 @@ struct dgc_top_values_args {
     K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
     K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
-    K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
-    K(flash_sm90_512, flash_sm90, flash_sm90a, 384, DGC_FLASH_SM90_SHARED)  \
+    K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_256_SHARED)   \
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
-    K(flash_sm90_512_scores, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_SCORES_SHARED) \
-    K(flash_sm90_512_pair, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_SCORES_SHARED)   \
+    K(flash_sm90_512, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED)      \
+    K(flash_sm90_512_pair, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED) \
     K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)

@@ -1,8 +1,8 @@
-/* Flash attention over 512 dimensions on Hopper in which a block makes its scores once. The same sums, in the same order, as flash_sm90_512.
+/* Flash attention over 512 dimensions on Hopper: types, tiles of keys, parts and the order of a row's sums as flash_sm90_256 has them.
  *
- * A block takes 64 query rows of one kv head. Warpgroup 0 makes the scores of a tile of 64 keys, three quarters of its queries in registers, and
- * leaves their probabilities in shared memory as f16; warpgroups 1 and 2 multiply these with 256 columns of values each; three threads of
- * warpgroup 3 fill a ring each, of keys and of either half of the values. No ring has users that take its stages in turn.
+ * flash_sm90_512: a block takes 64 query rows of one kv head. Warpgroup 0 makes the scores of a tile of 64 keys, three quarters of its queries in
+ * registers, and leaves their probabilities in shared memory as f16; warpgroups 1 and 2 multiply these with 256 columns of values each; three
+ * threads of warpgroup 3 fill a ring each, of keys and of either half of the values. No ring has users that take its stages in turn.
  *
  * Tensor cores work for the scores of tile i + 1, then for the values of tile i while the probabilities of tile i + 1 are made: values wait until
  * these scores are there (`go`), or they would take the tensor cores from them and leave them idle behind. What the sums must be multiplied with
@@ -33,7 +33,7 @@
 #define AT_TAKEN (AT_GO + 16)   /* they were */
 #define AT_DONE (AT_TAKEN + 16) /* the rows' sums are there */
 #define AT_RINGS (AT_DONE + 16)
-static_assert(AT_RINGS + 16 * KEY_STAGES + 2 * 16 * VALUE_STAGES <= DGC_FLASH_SCORES_SHARED, "shared memory of flash_sm90_512_scores");
+static_assert(AT_RINGS + 16 * KEY_STAGES + 2 * 16 * VALUE_STAGES <= DGC_FLASH_512_SHARED, "shared memory of flash_sm90_512");
 
 DGC_FN struct ring<KEY_STAGES> ring_of_keys(void) {
     unsigned base = dg_smem(dg_dyn), bars = base + AT_RINGS;
@@ -282,5 +282,5 @@ template <bool PAIR> DGC_FN void flash90_full(const struct dgc_flash_sm90_args &
         dg_pair_sync();
 }
 
-DGC_KERNEL_ONE(flash_sm90_512_scores, flash_sm90, 512) { flash90_full<false>(a); }
+DGC_KERNEL_ONE(flash_sm90_512, flash_sm90, 512) { flash90_full<false>(a); }
 DGC_KERNEL_PAIR(flash_sm90_512_pair, flash_sm90, 512) { flash90_full<true>(a); }

@@ -149,22 +149,19 @@ DGC_FN void clear_unseen(unsigned char *v, int from, int to, int thread, int thr
     }
 }
 
-
-/* s = q . keys over HD, begun and committed; used: the ring's stages, to be given back when it is done. */
-template <int HD, int ROWS, int N> DGC_FN void begin_scores(float (&s)[32], unsigned q, struct ring<N> &r, int (&used)[2]) {
+/* s = q . keys over 256 dimensions, begun and committed. Returns the ring's stage, to be given back when it is done. */
+template <int ROWS, int N> DGC_FN int begin_scores(float (&s)[32], unsigned q, struct ring<N> &r) {
     constexpr int CHUNK = ROWS * 8;
+    int stage = r.s;
     dg_wgmma_fence();
+    dg_bar_wait(r.full + stage * 8, r.phase);
+    unsigned k = dg_desc_sw128(r.base + stage * STAGE);
 #pragma unroll
-    for (int h = 0; h < HD / 256; h++) {
-        dg_bar_wait(r.full + r.s * 8, r.phase);
-        unsigned k = dg_desc_sw128(r.base + r.s * STAGE);
-#pragma unroll
-        for (int i = 0; i < 16; i++)
-            dg_wgmma_ss_f16(s, q + (h * 4 + (i >> 2)) * CHUNK + 2 * (i & 3), k + (i >> 2) * 512 + 2 * (i & 3), h + i > 0);
-        used[h] = r.s;
-        ring_next(r);
-    }
+    for (int i = 0; i < 16; i++)
+        dg_wgmma_ss_f16(s, q + (i >> 2) * CHUNK + 2 * (i & 3), k + (i >> 2) * 512 + 2 * (i & 3), i > 0);
+    ring_next(r);
     dg_wgmma_commit();
+    return stage;
 }
 /* acc += p . values, begun and committed. */
 DGC_FN void begin_values(float (&acc)[128], const unsigned (&p)[4][4], unsigned stage) {

@@ -1,10 +1,9 @@
 /* Flash attention on Hopper: f16 keys and values, f32 scores and sums, f16 queries and probabilities, as flash.cu has it. One or two
  * threads bring tiles of 64 keys that begin at multiples of 64 through rings; two warpgroups compute. A row's arithmetic depends on its own
- * position alone.
+ * position alone. Heads of 256 dimensions; flash_full_sm90a.cu has those of 512.
  *
- * flash_sm90_256 and _512: a block takes a tile of query rows of one kv head (rows times the heads that share it) in two warpgroups of 64
- * rows by 256 columns: of 256 dimensions two strips of rows, of 512 the halves of one strip's output, each making all scores of it. A row is
- * cut into parts of a fixed number of keys at multiples of it.
+ * flash_sm90_256: a block takes 128 query rows of one kv head (rows times the heads that share it), a strip of 64 to each warpgroup. A row is cut
+ * into parts of a fixed number of keys at multiples of it.
  * flash_sm90_256_canvas: the rows of a canvas behind a window are few and see the same keys, so both warpgroups have the same 64 rows and
  * every other tile of keys each, the even and the odd ones; their results meet in shared memory. No parts, nothing to join. */
 #include "ops/cuda/kernels/flash_sm90.cuh"
@@ -12,12 +11,10 @@
 #define STAGES DGC_FLASH_STAGES
 
 /* Stages of one ring as the copy engine fills them: a tile's keys come before the values of the one before. */
-template <int HALVES, int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh) {
+template <int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh) {
     uint64_t keep = dg_policy_last();
     auto load = [&](const struct dgc_tmap *map, int i) {
-        int slot = (int)dgc_slot(&a.f.kv, b.t0 + (int64_t)i * KEYS);
-        for (int h = 0; h < HALVES; h++)
-            ring_fill(r, map, slot, (kvh * HALVES + h) * 4, keep);
+        ring_fill(r, map, (int)dgc_slot(&a.f.kv, b.t0 + (int64_t)i * KEYS), kvh * 4, keep);
     };
     if (b.first < b.tiles)
         load(&a.k, b.first);
@@ -28,33 +25,25 @@ template <int HALVES, int N> DGC_FN void fill(const struct dgc_flash_sm90_args &
     }
 }
 
-/* The stage of tile i's values that this warpgroup reads, ready; SHARERS threads read it. The other half's stage is given back at once. */
-template <int HALVES, int SHARERS, int N> DGC_FN int take_values(struct ring<N> &r, int wg, int i, const struct span &b) {
-    int mine = 0;
-#pragma unroll
-    for (int h = 0; h < HALVES; h++) {
-        dg_bar_wait(r.full + r.s * 8, r.phase);
-        if (HALVES == 1 || h == wg)
-            mine = r.s;
-        else
-            ring_release(r, r.s);
-        ring_next(r);
-    }
+/* The stage of tile i's values, ready; SHARERS threads read it. */
+template <int SHARERS, int N> DGC_FN int take_values(struct ring<N> &r, int wg, int i, const struct span &b) {
+    int stage = r.s;
+    dg_bar_wait(r.full + stage * 8, r.phase);
+    ring_next(r);
     int64_t t = b.t0 + (int64_t)i * KEYS;
     if (t < b.lo || t + KEYS > b.hi) {
         int from = t < b.lo ? (int)(b.lo - t) : 0, to = t + KEYS > b.hi ? (int)(b.hi - t) : KEYS;
-        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + mine * STAGE, from, to, threadIdx.x & (SHARERS - 1), SHARERS);
+        clear_unseen(dg_dyn + (r.base - dg_smem(dg_dyn)) + stage * STAGE, from, to, threadIdx.x & (SHARERS - 1), SHARERS);
         dg_fence_async();
         dg_sync_some<SHARERS>(SHARERS == 256 ? 1 : 2 + wg);
     }
-    return mine;
+    return stage;
 }
 
 /* A warpgroup's sums over its tiles: acc of probabilities times 256 columns of values. The next tile's scores are begun before this one's
  * probabilities meet the values. */
-template <int HALVES, int ROWS, int SHARERS, int N>
+template <int ROWS, int SHARERS, int N>
 DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<N> &r, int wg, const struct span &b) {
-    int used[2];
     float s[32], scale[2];
     unsigned p[4][4];
 #pragma unroll
@@ -63,27 +52,21 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
 #pragma unroll
     for (int i = 0; i < 32; i++)
         s[i] = 0.0f;
-    auto release_keys = [&]() {
-#pragma unroll
-        for (int h = 0; h < HALVES; h++)
-            ring_release(r, used[h]);
-    };
     if (b.first < b.tiles) {
-        begin_scores<HALVES * 256, ROWS>(s, q, r, used);
+        int k = begin_scores<ROWS>(s, q, r);
         dg_wgmma_wait<0>();
         dg_hold(s);
-        release_keys();
+        ring_release(r, k);
         softmax(rows, b.first * KEYS, s, scale);
         pack(s, p);
     }
     for (int i = b.first; i < b.tiles; i += b.step) {
         if (i + b.step < b.tiles) {
-            begin_scores<HALVES * 256, ROWS>(s, q, r, used);
-            int v = take_values<HALVES, SHARERS>(r, wg, i, b);
+            int k = begin_scores<ROWS>(s, q, r), v = take_values<SHARERS>(r, wg, i, b);
             begin_values(acc, p, r.base + v * STAGE);
             dg_wgmma_wait<1>();
             dg_hold(s);
-            release_keys();
+            ring_release(r, k);
             softmax(rows, (i + b.step) * KEYS, s, scale);
             dg_wgmma_wait<0>();
             dg_hold(acc);
@@ -92,7 +75,7 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
             pack(s, p);
             continue;
         }
-        int v = take_values<HALVES, SHARERS>(r, wg, i, b);
+        int v = take_values<SHARERS>(r, wg, i, b);
         begin_values(acc, p, r.base + v * STAGE);
         dg_wgmma_wait<0>();
         dg_hold(acc);
@@ -102,13 +85,13 @@ DGC_FN void sweep(float (&acc)[128], struct rows &rows, unsigned q, struct ring<
     rows.sum[1] = quad_sum(rows.sum[1]);
 }
 
-template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
-    constexpr int HALVES = HD / 256, ROWS = DGC_FLASH_ROWS_SM90(HD);
+DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
+    constexpr int ROWS = DGC_FLASH_ROWS_SM90(256);
     const struct dgc_flash_args &f = a.f;
     int group = f.heads / f.kv.kv_heads, units = f.n * group, q_tiles = (units + ROWS - 1) / ROWS;
     int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * ROWS, u_end = u0 + ROWS < units ? u0 + ROWS : units;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), lane = threadIdx.x & 31;
-    unsigned base = dg_smem(dg_dyn) + 65536, full = base + STAGES * STAGE;
+    unsigned base = dg_smem(dg_dyn) + ROWS * 512, full = base + STAGES * STAGE;
     struct ring<STAGES> r = {full, full + STAGES * 8, base, 0, 0};
     if (threadIdx.x == 0) {
         ring_init(r, 8);
@@ -121,22 +104,21 @@ template <int HD> DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     if (wg == 2) {
         dg_regs_less<40>();
         if (threadIdx.x == 256)
-            fill<HALVES>(a, b, r, kvh);
+            fill(a, b, r, kvh);
         return;
     }
     dg_regs_more<232>();
-    int strip = HD == 256 ? wg * 64 : 0, half = HD == 256 ? 0 : wg, row0 = u0 + strip + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    int strip = wg * 64, row0 = u0 + strip + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     struct rows rows;
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
-    dg_load_queries<HD, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<256, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
     dg_fence_async();
     dg_sync_some<256>(1);
     float acc[128];
-    sweep<HALVES, ROWS, HD == 256 ? 256 : 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b);
+    sweep<ROWS, 256>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn) + strip * 128), r, wg, b);
 
-    if (half == 0)
-        put_stat(f, rows, kvh, row0, u_end, group);
-    put_columns<HD>(f, acc, rows.sum, kvh, row0, u_end, group, half * 256);
+    put_stat(f, rows, kvh, row0, u_end, group);
+    put_columns<256>(f, acc, rows.sum, kvh, row0, u_end, group, 0);
 }
 
 /* Each warpgroup finishes one half of the columns: it gives away its sums of the other half, which lie [column tile][thread], and takes the other
@@ -207,7 +189,7 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
         int w = (int)(threadIdx.x >> 5) - 8;
         if (lane == 0 && w < 2) {
             b.first = first(w);
-            fill<1>(a, b, ring_of(w), kvh);
+            fill(a, b, ring_of(w), kvh);
         }
         return;
     }
@@ -221,7 +203,7 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     float acc[128], sum[2];
     struct ring<N> r = ring_of(wg);
     b.first = first(wg);
-    sweep<1, ROWS, 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b);
+    sweep<ROWS, 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b);
     float4 *stages = (float4 *)(dg_dyn + ROWS * 512);
     meet(acc, rows, wg, stages + wg * N * STAGE / 16, stages + (1 - wg) * N * STAGE / 16, sum);
 #pragma unroll
@@ -238,6 +220,5 @@ DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     }
 }
 
-DGC_KERNEL_ONE(flash_sm90_256, flash_sm90, 384) { flash90<256>(a); }
-DGC_KERNEL_ONE(flash_sm90_512, flash_sm90, 384) { flash90<512>(a); }
+DGC_KERNEL_ONE(flash_sm90_256, flash_sm90, 384) { flash90(a); }
 DGC_KERNEL_ONE(flash_sm90_256_canvas, flash_sm90, 384) { flash90_canvas(a); }
