@@ -11,7 +11,7 @@
 
 #define DG_GEMM_NR 4      /* rows of w in a register tile */
 #define DG_GEMM_MR_MAX 8
-#define DG_GEMM_KC_MAX 2048
+#define DG_GEMM_KC_MAX 1408
 #define DG_GEMM_STEP_MAX 32
 #define DG_GEMM_COLS_MAX 64
 

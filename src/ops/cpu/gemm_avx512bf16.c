@@ -273,7 +273,7 @@ void dg_gemm_init_avx512bf16(struct dg_gemm_kernels *k) {
         .name = "avx512bf16",
         .mr = MR,
         .step = STEP,
-        .kc = 2048,
+        .kc = 1408,
         .elem = 2,
         .nr = DG_GEMM_NR,
         .cols = 48,
