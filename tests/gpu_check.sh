@@ -144,11 +144,15 @@ else
 fi
 
 # a race in a kernel shows as other keys in one of many prefills of the real shape
-start "30 prefills of 32768 tokens" "$dg" bench prefill --synth 26b-a4b --tokens 32768 --backend cuda --no-ops -r 29
-if [ $status -eq 0 ] && grep -q 'the same in 30 prefills' "$log"; then
-    row "30 prefills of 32768 tokens" ok "$took" "$(grep '^prefill' "$log")"
+if [ -n "$DG_QUICK" ]; then
+    row "30 prefills of 32768 tokens" SKIP 0 "left out"
 else
-    row "30 prefills of 32768 tokens" FAIL "$took" "status $status: $(grep -m 1 'prefill ' "$log")"
+    start "30 prefills of 32768 tokens" env DGQ_ATTN_TOPK=0 "$dg" bench prefill --synth 26b-a4b --tokens 32768 --backend cuda --no-ops -r 29
+    if [ $status -eq 0 ] && grep -q 'the same in 30 prefills' "$log"; then
+        row "30 prefills of 32768 tokens" ok "$took" "$(grep '^prefill' "$log")"
+    else
+        row "30 prefills of 32768 tokens" FAIL "$took" "status $status: $(grep -m 1 '^diffgemma' "$log")"
+    fi
 fi
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)

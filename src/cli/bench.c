@@ -247,7 +247,8 @@ enum dg_status dg_bench_make_pack(struct dg_bench_rig *b, struct dg_error *err) 
     bool few;
     DG_TRY(few_survivors(o, &few, err));
     if (!few)
-        return DG_FAIL(err, DG_E_ARG, "--survivors many: packs keep few; it takes --synth on a GPU");
+        return DG_FAIL(err, DG_E_ARG, "%s: only a GPU draws such weights; here --synth makes a pack, whose rows keep few survivors",
+                       o->survivors ? "--survivors many" : "--spread");
     DG_TRY(experts_format(o->experts, &fmt, &profile, err));
     if (!profile)
         return DG_FAIL(err, DG_E_ARG, "--experts bf16: packs have no such experts; it takes --synth on a GPU");

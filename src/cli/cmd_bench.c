@@ -70,7 +70,7 @@ int dg_cmd_bench(int argc, char **argv) {
         {"experts", 0, DG_ARG_STR, &o.experts, 0, 0, "FORMAT", "with --synth: q4 (default), q6, nvfp4, or on a GPU bf16"},
         {"survivors", 0, DG_ARG_STR, &o.survivors, 0, 0, "HOW",
          "with --synth: ids a row's probability falls on: few (default), as of trained logits and packs, or on a GPU many"},
-        {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "implies --survivors many: standard deviation of the logits, about (default 5)"},
+        {"spread", 0, DG_ARG_INT, &o.spread, 1, 20, "N", "on a GPU, implies --survivors many: standard deviation of the logits, about (default 5)"},
         {"ctx", 'c', DG_ARG_INT, &o.ctx, 0, DG_CTX_MAX, "N", "step: tokens in the cache (default 512); prefill: the same as -n"},
         {"rows", 0, DG_ARG_INT, &o.rows, 1, 65536, "N", "step: positions (default: a canvas); prefill: tokens of a chunk (default: a session's)"},
         {"tokens", 'n', DG_ARG_INT, &o.tokens, 1, DG_CTX_MAX, "N", "of the prompt; prefill: default 2048; turn with --synth: default 30"},

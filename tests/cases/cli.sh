@@ -460,7 +460,7 @@ refused "bench: more rows than a canvas" 2 "a canvas of this model has 64 positi
 refused "bench: a context too large" 2 "more than this model's" bench step --ctx 10000000 --backend cpu
 refused "bench: an unknown format" 2 "one of q4, q6, nvfp4, bf16" bench step --synth "$shape" --experts q5 --backend cpu
 refused "bench: survivors neither few nor many" 2 "one of few, many" bench step --synth "$shape" --survivors some --backend cpu
-refused "bench: many survivors in a pack" 2 "packs keep few" bench step --synth "$shape" --survivors many --backend cpu
+refused "bench: many survivors in a pack" 2 "whose rows keep few survivors" bench step --synth "$shape" --survivors many --backend cpu
 refused "bench: a spread of few survivors" 2 "--spread goes with --survivors many" bench step --synth "$shape" --survivors few --spread 5
 refused "bench: --survivors without a shape" 2 "--survivors goes with --synth" bench step --survivors few
 refused "bench: bf16 experts in a pack" 2 "on a GPU" bench step --synth "$shape" --experts bf16 --backend cpu
@@ -501,6 +501,7 @@ go bench step -m "$work/nan" --brief --no-ops --repeat 1 --backend cpu
 [ "$status" -eq 1 ] && said | grep -q "the logits hold NaN" && ! grep -q '^step' "$out" && pass "bench of a model with NaN" || miss "bench of a model with NaN" "status $status"
 csv "bench prefill" "qkv_sliding down_full prefill" prefill -m "$DG_ROOT/models/mini" -n 70 --rows 32 --repeat 1 --backend cpu
 [ "$(grep '^prefill' "$out" | cut -d, -f 2)" = 70 ] && pass "bench prefill: tokens" || miss "bench prefill: tokens" "$(grep '^prefill' "$out")"
+grep -q '^# keys of the last layer [0-9a-f]*, the same in 2 prefills$' "$out" && pass "bench prefill: the same keys" || miss "bench prefill: the same keys" "$(grep '^#' "$out" | tail -n 1)"
 csv "bench load" "open ready" load -m "$DG_ROOT/models/mini" --repeat 3 --backend cpu
 csv "bench load of random weights" "open ready" load --synth "$shape" --layers 1 --experts nvfp4 --repeat 1 --backend cpu
 csv "bench turn" "prompt steps first_text turn" turn -m "$DG_ROOT/models/mini" -p "Compute 9." --repeat 1 --backend cpu

@@ -52,14 +52,14 @@ static bool take_unit(struct expert_job *j, int32_t *e, int64_t n, int32_t most,
     return find_unit(j, atomic_fetch_add_explicit(&j->next, 1, memory_order_relaxed), e, n, most, begin, end);
 }
 
-/* Where this thread probably goes on behind a unit's last panel: in the unit that is next now, at row `first` and what it has been cut to. */
-static const uint8_t *after_unit(struct expert_job *j, const struct dg_stack *stack, int64_t n, int32_t most, int64_t first) {
+/* Where this thread probably goes on behind a unit's last panel: the first row of the unit that is next now, NULL behind the last one. */
+static const uint8_t *after_unit(struct expert_job *j, const struct dg_stack *stack, int64_t n, int32_t most) {
     int32_t e;
     int64_t begin, end;
     if (!find_unit(j, atomic_load_explicit(&j->next, memory_order_relaxed), &e, n, most, &begin, &end))
         return NULL;
     struct dg_mat w = dg_stack_mat(stack, e);
-    return dg_mat_row(&w, first + begin);
+    return dg_mat_row(&w, begin);
 }
 
 /* A thread's packed block: rows [first, first + m) of an expert's bucket. Kept while the same rows are asked for. */
@@ -103,11 +103,10 @@ static void up_part(void *arg, int part, int n_parts) {
             pack_rows(j, &x, b, m, false);
             for (int64_t row = begin; row < end; row += most) {
                 int32_t n = (int32_t)(end - row < most ? end - row : most);
-                struct dg_product_rows rows[2];
-                for (int i = 0; i < 2; i++) {
-                    rows[i] = (struct dg_product_rows){&w, i * moe + row, n, NULL};
-                    rows[i].after = row + n < end ? dg_product_after(rows + i, n) : after_unit(j, j->gate_up, moe, most, i * moe);
-                }
+                struct dg_product_rows rows[2] = {{&w, row, n, NULL}, {&w, moe + row, n, NULL}};
+                rows[0].after = row + n < end ? dg_product_after(rows, n) : after_unit(j, j->gate_up, moe, most);
+                if (rows[0].after)
+                    rows[1].after = rows[0].after + moe * dg_format_row_bytes(w.fmt, w.k);
                 dg_product(j->cpu, part, x.data, m, w.k, rows, 2, c);
                 for (int i = 0; i < m; i++)
                     k->glu[half](c + i * g->cols, c + i * g->cols + dg_product_cols(g, n), n,
@@ -134,7 +133,7 @@ static void down_part(void *arg, int part, int n_parts) {
             for (int64_t row = begin; row < end; row += cols) {
                 int32_t n = (int32_t)(end - row < cols ? end - row : cols);
                 struct dg_product_rows rows = {&w, row, n, NULL};
-                rows.after = row + n < end ? dg_product_after(&rows, n) : after_unit(j, j->down, hidden, cols, 0);
+                rows.after = row + n < end ? dg_product_after(&rows, n) : after_unit(j, j->down, hidden, cols);
                 dg_product(j->cpu, part, x.data, m, w.k, &rows, 1, c);
                 for (int i = 0; i < m; i++)
                     memcpy(s->pair_y + (int64_t)s->pair[b + i] * hidden + row, c + i * cols, (size_t)n * sizeof *c);

@@ -52,7 +52,8 @@ struct dg_gemm_kind {
      * the row's factor, where the format has one (dg_gemm_row_factor). */
     void (*decode[DG_FMT_COUNT])(const uint8_t *row, int64_t k, int64_t k0, int64_t n, void *dst);
     /* One row of x against DG_GEMM_NR rows of weights that are decoded on the way, n a multiple of 32: the bits of decode and tile[0]. Asks
-     * for the same part of the rows from `ahead` on, which are needed later. NULL where a level has none. */
+     * for the same part of the rows from `ahead` on, which are needed later, unless asking costs more than it saves. NULL where a level has
+     * none. */
     void (*dot[DG_FMT_COUNT])(const void *x, const uint8_t *const *row, int64_t k, int64_t k0, int64_t n, float *c, bool add,
                               const uint8_t *ahead);
 

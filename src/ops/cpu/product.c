@@ -5,9 +5,9 @@
 #include <string.h>
 
 #define INNER_M 96     /* rows of x, about, whose chunk stays in the second cache while the panel passes */
-#define FEW_M 8        /* up to here rows of weights are read where they lie four at a time, all of a row at once */
-#define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does; decoded ones are used four rows at a
-                        * time, while they are in the nearest cache */
+#define FEW_M 8        /* up to here rows of weights are used four at a time, all of a row at once */
+#define AHEAD_M 64     /* up to here reading weights takes a good part of the time that multiplying by them does; where a tile's rows of x stay in the
+                        * nearest cache, decoded ones are used four at a time, which lie there too */
 #define AHEAD_BYTES 11000 /* how far ahead of its reading a single row of x asks for weights */
 #define PANEL_PAD 64   /* bytes between a panel's rows, so that they do not fall into the same sets; a cache line, so that no vector crosses one */
 
@@ -97,14 +97,16 @@ struct ahead {
     int64_t due;         /* what is due beside the steps done, in parts of `work` */
 };
 
-/* The lines that are due beside a tile of so many steps, all of one part. */
+/* The lines that are due beside a tile of so many steps, all of one part; what does not fit in stays due. */
 static inline int64_t take_ahead(struct ahead *a, int64_t steps, const uint8_t **at) {
     int i = a->part[0].lines == 0;
-    a->due += a->lines * steps;
-    int64_t lines = a->work ? a->due / a->work : 0;
-    a->due -= lines * a->work;
-    lines = lines < a->part[i].lines ? lines : a->part[i].lines;
     *at = a->part[i].at;
+    if (a->part[i].lines == 0)
+        return 0;
+    a->due += a->lines * steps;
+    int64_t lines = a->due / a->work;
+    lines = lines < a->part[i].lines ? lines : a->part[i].lines;
+    a->due -= lines * a->work;
     a->part[i].at += lines * 64;
     a->part[i].lines -= lines;
     return lines;
@@ -205,12 +207,12 @@ static int rows_ahead(const struct dg_mat *w) {
     return (int)((AHEAD_BYTES + some - 1) / some) * DG_GEMM_NR;
 }
 
-/* The first of DG_GEMM_NR rows to ask for: row r of n, which may be of the part that the thread goes on with after this one; where that is not
+/* The first of DG_GEMM_NR rows to ask for: row r of n, both multiples of DG_GEMM_NR, which may be of the part that the thread goes on with after this one; where that is not
  * known, rows that it has anyway. */
 static const uint8_t *row_to_ask(const struct panel *p, int n, int r, const struct dg_product_rows *w) {
-    if (r + DG_GEMM_NR <= n)
+    if (r < n)
         return p->row[r];
-    return w->after ? w->after + (r < n ? 0 : r - n) * dg_format_row_bytes(w->w->fmt, w->w->k) : p->row[0];
+    return w->after ? w->after + (r - n) * dg_format_row_bytes(w->w->fmt, w->w->k) : p->row[0];
 }
 
 /* What comes after rows [r, r1) of the panel's n: the group behind them, or after the last one what the caller knows of. */
@@ -219,7 +221,7 @@ static struct ahead look_ahead(const struct dg_gemm_kind *g, const struct panel 
     struct ahead a = {.work = dg_product_padded(g, k) / g->step * ((r1 - r) / DG_GEMM_NR) * tiles_of(g, m).n};
     for (int i = 0; i < (r1 < n ? 1 : n_w); i++) {
         const uint8_t *at = r1 < n ? p->row[r1] : w[i].after;
-        int rows = r1 >= n ? w[i].n < group ? w[i].n : group : n - r1 < group ? n - r1 : group;
+        int rows = r1 < n || w[i].n > group ? group : w[i].n;
         a.part[i].at = at;
         a.part[i].lines = at ? (rows * dg_format_row_bytes(p->mat[r1 < n ? r1 : 0]->fmt, k) + 63) / 64 : 0;
         a.lines += a.part[i].lines;
@@ -236,7 +238,7 @@ void dg_product(const struct dg_cpu *cpu, int part, const void *block, int m, in
     }
     int n = panel_rows(g, &p, w, n_w);
     int ahead = m == 1 ? rows_ahead(w->w) : 0;
-    int group = m <= (p.mat[0]->fmt == g->raw ? FEW_M : AHEAD_M) ? DG_GEMM_NR : g->cols;
+    int group = m <= (g->m_outer && p.mat[0]->fmt != g->raw ? AHEAD_M : FEW_M) ? DG_GEMM_NR : g->cols;
     char *scratch = (char *)cpu->gemm.panel + part * cpu->gemm.panel_bytes;
     for (int r = 0; r < n; r += group) {
         int r1 = n - r < group ? n : r + group;

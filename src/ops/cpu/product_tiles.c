@@ -59,7 +59,7 @@ static struct ahead look_ahead(const struct group *group, int next, int n_groups
         from = w->after;
         bytes = (w->n < 2 * TILE ? w->n : 2 * TILE) * dg_format_row_bytes(w->w->fmt, w->w->k);
     }
-    return (struct ahead){(const char *)from, (const char *)from + bytes, (bytes / 64 + steps - 1) / steps};
+    return (struct ahead){(const char *)from, from ? (const char *)from + bytes : NULL, (bytes / 64 + steps - 1) / steps};
 }
 
 static bool in_place(const struct dg_gemm_kind *g, const struct group *p, int64_t n) {

@@ -450,7 +450,8 @@ struct dgc_flash_args {
 /* Flash attention on Hopper (flash_sm90a.cu: hd 256, flash_full_sm90a.cu: hd 512), q and y bf16 with rows at multiples of 16 bytes; a ring's slots
  * are a multiple of 64. Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
  * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of
- * DGC_FLASH_ROWS_CANVAS, no parts. _pair: an even number of tiles for each kv head, not causal. */
+ * DGC_FLASH_ROWS_CANVAS, no parts. _pair: an even number of tiles for each kv head, not causal, so that both blocks of a
+ * pair see the same keys. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;

@@ -245,7 +245,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         prev = s;
     }
     dg_wgmma_wait<0>();
-    /* Every load of this block has been waited for by its two warpgroups, so past this barrier the stages are free. */
+    /* Every load of this block has been waited for by a warpgroup that comes to this barrier, so past it the stages are free. */
     gemm_sync<256>(1);
     if constexpr (EPI == GEMM_HEAD) {
         gemm_head_store(acc, (float *)smem, p.head, row, min(BW, n - row), p.M);
