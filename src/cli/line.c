@@ -10,6 +10,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <termios.h>
 #include <unistd.h>
 #include <wchar.h>
@@ -214,9 +215,31 @@ enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool rememb
     return l->el ? edit_line(l, remember, end, s, n) : read_line(l, end, s, n, err);
 }
 
-void dg_lines_at_prompt(bool stopping) {
-    if (!reading || stopping)
+static size_t columns_of(const char *s, size_t n) { /* a column a character */
+    size_t columns = 0;
+    for (size_t i = 0; i < n; i++)
+        columns += ((unsigned char)s[i] & 0xc0) != 0x80;
+    return columns;
+}
+
+/* The editor draws a line in a new size where the cursor is: so that goes to the beginning of what is there, which is wiped out. A terminal that
+ * has got narrower or wider has broken it anew by itself. */
+static void wipe_prompt(void) {
+    const LineInfo *line = el_line(reading->el);
+    struct winsize size;
+    char text[32];
+    size_t at = columns_of(reading->prompt, strlen(reading->prompt)) + columns_of(line->buffer, (size_t)(line->cursor - line->buffer));
+    size_t up = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col ? at / size.ws_col : 0;
+    int n = up ? snprintf(text, sizeof text, "\r\033[%zuA\033[J", up) : snprintf(text, sizeof text, "\r\033[J");
+    if (write(STDOUT_FILENO, text, (size_t)n) < 0)
+        return; /* no terminal any more: the next read says so */
+}
+
+void dg_lines_at_prompt(enum dg_prompt_event what) {
+    if (!reading || what == DG_PROMPT_STOPPING)
         return;
+    if (what == DG_PROMPT_RESIZED)
+        wipe_prompt();
     el_set(reading->el, EL_PREP_TERM, 1);
     el_resize(reading->el);
     el_set(reading->el, EL_REFRESH);

@@ -24,7 +24,9 @@ void dg_lines_close(struct dg_lines *l); /* NULL is allowed */
  * DG_E_IO, DG_E_LIMIT for a line of more than DG_LINE_MAX bytes. */
 enum dg_status dg_lines_read(struct dg_lines *l, const char *prompt, bool remember, enum dg_line_end *end, const char **s,
                              size_t *n, struct dg_error *err) DG_MUST_CHECK;
-/* For a signal handler (cli/live.h) while a line is being read. */
-void dg_lines_at_prompt(bool stopping);
+/* For a signal handler while a line is being read: the program is about to stop, or is awake again, or the terminal has a new size; the
+ * prompt and what was typed are drawn anew. */
+enum dg_prompt_event { DG_PROMPT_STOPPING, DG_PROMPT_AWAKE, DG_PROMPT_RESIZED };
+void dg_lines_at_prompt(enum dg_prompt_event what);
 
 #endif

@@ -19,7 +19,7 @@
 /* What the signal handlers need. */
 static struct {
     atomic_bool *cancel;
-    void (*at_prompt)(bool stopping);
+    void (*at_prompt)(enum dg_prompt_event);
     struct termios cooked; /* of standard input before anything was changed */
     bool has_cooked;
     volatile sig_atomic_t showing; /* a reply is on the terminal */
@@ -58,7 +58,7 @@ static void on_signal(int sig) {
     if (sig == SIGWINCH) {
         tty.resized = 1;
         if (!tty.showing && tty.at_prompt)
-            tty.at_prompt(false);
+            tty.at_prompt(DG_PROMPT_RESIZED);
     } else if (sig == SIGINT) {
         tty.interrupts = 1;
         tty.presses = tty.cancel && atomic_load(tty.cancel) ? tty.presses + 1 : 1;
@@ -68,7 +68,7 @@ static void on_signal(int sig) {
             die(sig);
     } else if (sig == SIGTSTP) {
         if (!tty.showing && tty.at_prompt)
-            tty.at_prompt(true);
+            tty.at_prompt(DG_PROMPT_STOPPING);
         restore();
         raise(SIGSTOP);
         /* awake again */
@@ -76,7 +76,7 @@ static void on_signal(int sig) {
             tty.resized = 1;
             quiet(true);
         } else if (tty.at_prompt)
-            tty.at_prompt(false);
+            tty.at_prompt(DG_PROMPT_AWAKE);
     } else
         die(sig);
     errno = e;
@@ -85,7 +85,7 @@ static void on_signal(int sig) {
 static const int handled[] = {SIGINT, SIGWINCH, SIGTSTP, SIGTERM, SIGHUP, SIGQUIT};
 #define HANDLED (sizeof handled / sizeof *handled)
 
-void dg_live_signals(atomic_bool *cancel, void (*at_prompt)(bool stopping)) {
+void dg_live_signals(atomic_bool *cancel, void (*at_prompt)(enum dg_prompt_event)) {
     tty.cancel = cancel;
     tty.at_prompt = at_prompt;
     tty.has_cooked = isatty(STDIN_FILENO) && tcgetattr(STDIN_FILENO, &tty.cooked) == 0;

@@ -7,6 +7,7 @@
 #define DG_CLI_LIVE_H
 
 #include "chat/view.h"
+#include "cli/line.h"
 
 #include <stdatomic.h>
 
@@ -39,8 +40,8 @@ void dg_live_note(struct dg_live *l, const char *text);
 
 /* Installs the handlers. cancel is set by Ctrl-C (SIGINT); at the third one while it is set the program ends. Call it on the thread
  * that reads the user's input, before other threads begin with dg_live_mask. at_prompt: called on a new size and on waking up while
- * no reply is shown, inside a signal handler; may be NULL. */
-void dg_live_signals(atomic_bool *cancel, void (*at_prompt)(bool stopping));
+ * no reply is shown, and before stopping, inside a signal handler; may be NULL. */
+void dg_live_signals(atomic_bool *cancel, void (*at_prompt)(enum dg_prompt_event));
 /* true: this thread, and those it starts, get none of these signals; false: it gets them again. */
 void dg_live_mask(bool block);
 /* Ctrl-C since the last call? */

@@ -82,7 +82,12 @@ terminal() { # WIDTH HEIGHT STATUS-PATTERN OPTIONS
     if grep -qE "$3" "$work/screen"; then bad "$at: the view is gone" "it is there"; else ok "$at: the view is gone"; fi
     has "$at: the text stays" "$work/screen" "cat"
     same "$at: the cursor is back" 1 "$(tm display-message -p '#{cursor_flag}')"
-    keys -l "/stats"
+    keys -l "/sta"
+    wait_for "$at: a line half typed" '^> /sta$'
+    tm resize-window -x $(($1 - 13)) -y "$2"
+    tm resize-window -x "$1" -y "$2"
+    wait_for "$at: stays one line in new sizes" '^> /sta$'
+    keys -l "ts"
     keys Enter
     wait_for "$at: /stats" 'view: [0-9]+ frames'
     keys C-d

@@ -207,8 +207,8 @@ static int rows_ahead(const struct dg_mat *w) {
     return (int)((AHEAD_BYTES + some - 1) / some) * DG_GEMM_NR;
 }
 
-/* The first of DG_GEMM_NR rows to ask for: row r of n, both multiples of DG_GEMM_NR, which may be of the part that the thread goes on with after this one; where that is not
- * known, rows that it has anyway. */
+/* The first of DG_GEMM_NR rows to ask for: row r of n, both multiples of DG_GEMM_NR, which may be of the part that the thread goes on with after
+ * this one; where that is not known, rows that it has anyway. */
 static const uint8_t *row_to_ask(const struct panel *p, int n, int r, const struct dg_product_rows *w) {
     if (r < n)
         return p->row[r];
