@@ -380,7 +380,8 @@ static void describe(const struct dg_bench_rig *b) {
 /* What the soft embedding works on. */
 static void say_weights(const struct dg_bench_rig *b) {
     const struct dg_bench_opts *o = b->o;
-    if (o->synth && o->survivors && !strcmp(o->survivors, "many"))
+    bool few;
+    if (o->synth && few_survivors(o, &few, NULL) == DG_OK && !few)
         fprintf(o->out, "# random weights: many survivors a row, logits of standard deviation %lld\n", (long long)o->spread);
     else if (o->synth)
         fprintf(o->out, "# random weights: few survivors a row, as in a pack of diffgemma synth\n");

@@ -36,7 +36,7 @@ INLINE void tile(int mr, const uint16_t *x, const uint16_t *const *w, int64_t st
             acc[i][j] = _mm512_setzero_ps();
     int64_t before = lines > steps ? lines - steps : 0, stride = (lines - before) * 64 / steps;
     dg_gemm_ask_lines(ahead, before);
-    ahead = lines ? ahead + before * 64 : (const uint8_t *)x;
+    ahead = lines ? ahead + before * 64 : (const uint8_t *)x; /* with nothing to ask for, a line that is there */
     for (int64_t s = 0; s < steps * STEP; s += STEP, x += mr * STEP, ahead += stride) {
         __builtin_prefetch(ahead, 0, 2); /* all at once they would take the places of requests to the second cache, where the panel lies */
         __m512bh v0 = load(w0 + s), v1 = load(w1 + s), v2 = load(w2 + s), v3 = load(w3 + s);

@@ -215,9 +215,7 @@ DGC_KERNEL(moe_repack_nv, moe_repack_nv, 512) {
 
 /* One arrival of this warp at bar, after all its lanes' reads. */
 DGC_FN void dg_warp_arrive(unsigned bar) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        dg_bar_arrive(bar);
+    dg_arrive_for_warp(bar);
     __syncwarp();
 }
 /* acc += the group; b: descriptor of the tokens' 64 columns. */

@@ -141,13 +141,6 @@ DGC_FN void store_probs(unsigned to, const float (&s)[32], int row) {
             dg_sts((at + r * 1024) ^ (n << 4), dgc_pack_f16(s[4 * n + 2 * r], s[4 * n + 2 * r + 1]));
 }
 
-/* Arrives for the warp, whose stores come before. */
-DGC_FN void warp_arrive(unsigned bar) {
-    __syncwarp();
-    if ((threadIdx.x & 31) == 0)
-        dg_bar_arrive(bar);
-}
-
 /* Warpgroup 0. row: the lane's first of 64. */
 template <bool PAIR>
 DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh, int u0, int u_end, int group, int row, unsigned rank) {
@@ -176,10 +169,10 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
             dg_sts(base + AT_FACTOR + at * 256 + row * 4 + 32, __float_as_uint(scale[1]));
         }
         dg_fence_async();
-        warp_arrive(base + AT_READY + at * 8);
+        dg_arrive_for_warp(base + AT_READY + at * 8);
         if (i + 1 < b.tiles)
             tile_scores<PAIR>(s, q, r, rank);
-        warp_arrive(base + AT_GO + at * 8);
+        dg_arrive_for_warp(base + AT_GO + at * 8);
     }
     rows.sum[0] = quad_sum(rows.sum[0]);
     rows.sum[1] = quad_sum(rows.sum[1]);
@@ -187,7 +180,7 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
         dg_sts(base + AT_SUM + row * 4, __float_as_uint(rows.sum[0]));
         dg_sts(base + AT_SUM + row * 4 + 32, __float_as_uint(rows.sum[1]));
     }
-    warp_arrive(base + AT_DONE);
+    dg_arrive_for_warp(base + AT_DONE);
     put_stat(f, rows, kvh, u0 + row, u_end, group);
 }
 

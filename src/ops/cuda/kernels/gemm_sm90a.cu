@@ -226,9 +226,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
         if (KSPLIT && k > 0) { /* the other one's. Both take every stage: a parity does not tell a fill from the last but one */
             int s = (k - 1) % STAGES;
             dg_bar_wait(full + s * 8, (k - 1) / STAGES & 1);
-            __syncwarp();
-            if (lane == 0)
-                dg_bar_arrive(empty + s * 8);
+            dg_arrive_for_warp(empty + s * 8);
         }
         int s = k % STAGES;
         dg_bar_wait(full + s * 8, k / STAGES & 1);

@@ -37,6 +37,12 @@ DGC_FN void dg_bar_wait(unsigned bar, unsigned parity) {
                  "r"(parity)
                  : "memory");
 }
+/* One arrival of this warp, after what all its lanes did before. */
+DGC_FN void dg_arrive_for_warp(unsigned bar) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0)
+        dg_bar_arrive(bar);
+}
 DGC_FN int dg_lds(unsigned addr) {
     int v;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");
