@@ -304,6 +304,17 @@ static const struct kv_case kv_cases[] = {
     {256, 6, 1, 40, 40, 4100, true, false, true, 0, DG_F16, 0, 0},
     {256, 16, 8, 256, 256, 700, false, true, true, 700, DG_F16, 0, 0},
     {256, 16, 8, 300, 300, 3000, true, true, true, 700, DG_F16, 0, 0},
+    /* a canvas over 256 dimensions: fewer tiles of keys than share them, from each of four places on, a number of them that four does not divide;
+     * every number of heads to a kv head, an odd number of kv heads; rings that wrap inside; no window, in a cache that ends within a tile */
+    {256, 2, 1, 9, 7, 0, false, true, true, 512, DG_F16, 0, 0},
+    {256, 3, 1, 50, 47, 150, false, true, true, 300, DG_F16, 0, 0},
+    {256, 4, 2, 20, 20, 200, false, true, true, 70, DG_F16, 0, 0},
+    {256, 4, 2, 20, 17, 1010, false, true, true, 30, DG_F16, 0, 0},
+    {256, 5, 1, 40, 40, 1100, false, true, true, 500, DG_F16, 0, 0},
+    {256, 16, 8, 100, 96, 1900, false, true, true, 700, DG_F16, 0, 0},
+    {256, 6, 3, 30, 27, 640, false, true, true, 400, DG_F16, 0, 0},
+    {256, 4, 2, 24, 21, 60, false, false, false, 0, DG_F16, 0, 0},
+    {256, 12, 3, 33, 33, 2500, false, false, true, 0, DG_F16, 0, 0},
     {512, 2, 1, 1, 1, 63, true, false, false, 0, DG_F16, 0, 0},
     {512, 3, 1, 7, 7, 0, true, false, true, 0, DG_F16, 0, 0},
     {512, 8, 2, 33, 33, 500, true, false, false, 0, DG_F16, 0, 0},
@@ -326,6 +337,7 @@ static const struct kv_case kv_cases[] = {
     {512, 6, 2, 43, 40, 1150, false, false, false, 0, DG_F16, 0, 0},
     {512, 5, 1, 26, 25, 2047, false, false, false, 0, DG_F16, 0, 0},
     {512, 8, 1, 256, 200, 1100, false, false, false, 0, DG_F16, 0, 0},
+    {512, 6, 3, 30, 30, 900, false, false, false, 0, DG_F16, 0, 0},
     {512, 8, 2, 32, 32, 1000, false, true, true, 100, DG_F16, 0, 0},
     {512, 8, 2, 32, 30, 2030, false, true, true, 128, DG_F16, 0, 1950},
     /* caches in eight bits */

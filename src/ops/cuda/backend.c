@@ -117,7 +117,6 @@ void dg_cuda_want_batch(struct dg_backend *be, const struct dg_batch *b) {
     p.pos0 = b->pos0;
     p.ring_from = b->ring_from;
     p.n_live = b->n_live;
-    p.split = dg_cuda_canvas_split(b->pos0);
     dg_cuda_push_params(be, p);
 }
 

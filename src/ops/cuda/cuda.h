@@ -35,7 +35,9 @@ enum {
 
 /* Choices that change speed and the last bits of attention alone; 0: the kernels' own. */
 struct dg_cuda_tune {
-    int32_t split, split_full; /* keys of a part of an attention row in sliding and in full layers, multiples of 64 */
+    /* Keys of a part of an attention row in sliding and in full layers, multiples of 64. The kernels of compute capability 9.0 have no parts under
+     * a canvas. */
+    int32_t split, split_full;
 };
 
 struct dg_cuda_opts {

@@ -54,7 +54,6 @@ void dg_cuda_graph_params(struct dg_backend *be, const struct dg_cuda_graph_para
     v.pos0 = p->pos0;
     v.ring_from = p->ring_from;
     v.n_live = p->n_live;
-    v.split = dg_cuda_canvas_split(p->pos0);
     v.inv_t_head = p->inv_t;
     v.inv_t_soft = p->inv_t_before;
     dg_cuda_push_params(be, v);

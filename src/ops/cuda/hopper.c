@@ -144,31 +144,29 @@ bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, 
            kv->slots < INT32_MAX && (!kv->ring || kv->slots % 64 == 0) && at_vectors(kv->k, 0) && at_vectors(kv->v, 0);
 }
 
-/* A canvas sees the same keys with every row, and its full layers have 64 tiles of rows at most for 132 multiprocessors: two parts, unless what they
- * save is less than what joining them costs. */
-int32_t dg_cuda_canvas_split(int64_t pos0) { return pos0 < 1024 ? 2048 : (int32_t)((pos0 + 256 + 127) / 128 * 64); }
-
-/* Prompts have rows enough; there parts keep few rows over a long context from taking one block each. */
-int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv) {
-    return kv->window ? INT32_MAX : b->causal ? 8192 : dg_cuda_canvas_split(b->pos0);
+/* A tile of a canvas's rows goes to the two blocks of a pair, which share out its keys, and nothing is left to be joined. Prompts have rows enough;
+ * there parts keep few rows over a long context from taking one block each. */
+int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv, int32_t wanted) {
+    return !b->causal ? INT32_MAX : wanted ? wanted : kv->window ? INT32_MAX : 8192;
 }
 
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a) {
+    static const struct {
+        enum dg_cuda_kernel k;
+        int32_t rows;
+        unsigned shared;
+    } by[2][2] = {{{DGC_K_flash_sm90_256_canvas, DGC_FLASH_ROWS_CANVAS, DGC_FLASH_CANVAS_SHARED},
+                   {DGC_K_flash_sm90_512_canvas, DGC_FLASH_ROWS_CANVAS, DGC_FLASH_512_SHARED}},
+                  {{DGC_K_flash_sm90_256, DGC_FLASH_ROWS_SM90(256), DGC_FLASH_256_SHARED},
+                   {DGC_K_flash_sm90_512, DGC_FLASH_ROWS_SM90(512), DGC_FLASH_512_SHARED}}};
     const struct dgc_kv *kv = &a->kv;
-    bool canvas = !a->causal && kv->window && kv->hd == 256 && !dg_cuda_of(be)->tune.split; /* parts were asked for */
-    int32_t hd = kv->hd, rows = canvas ? DGC_FLASH_ROWS_CANVAS : DGC_FLASH_ROWS_SM90(hd);
+    bool causal = a->causal, wide = kv->hd == 512;
     struct dgc_flash_sm90_args t = {.f = *a};
-    int64_t cols = (int64_t)kv->kv_heads * hd;
+    int64_t cols = (int64_t)kv->kv_heads * kv->hd;
     if (!map_rows(be, &t.k, false, kv->k, cols, kv->slots, cols * 2, 64) || !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64))
         return;
-    unsigned q_tiles = tiles((int64_t)a->n * (a->heads / kv->kv_heads), rows), blocks = q_tiles * (unsigned)kv->kv_heads;
-    bool pair = !a->causal && q_tiles % 2 == 0; /* both blocks of a pair see the same keys */
-    if (hd == 512)
-        dgc_launch_flash_sm90(be, pair ? DGC_K_flash_sm90_512_pair : DGC_K_flash_sm90_512, blocks, (unsigned)a->splits, DGC_FLASH_512_SHARED, &t);
-    else if (canvas)
-        dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256_canvas, blocks, 1, DGC_FLASH_CANVAS_SHARED, &t);
-    else
-        dgc_launch_flash_sm90(be, DGC_K_flash_sm90_256, blocks, (unsigned)a->splits, DGC_FLASH_256_SHARED, &t);
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), by[causal][wide].rows) * (unsigned)kv->kv_heads;
+    dgc_launch_flash_sm90(be, by[causal][wide].k, causal ? blocks : 2 * blocks, (unsigned)a->splits, by[causal][wide].shared, &t);
 }
 
 /* Each share of the keys is a block's: as many as occupy the card. A score's sum does not depend on it. */

@@ -76,11 +76,9 @@ struct dgc_mat {
 
 /* What changes between the steps and blocks of a captured graph. */
 struct dgc_params {
-    int64_t pos0, ring_from;
-    int32_t n_live;
+    int64_t pos0, ring_from, n_live;
     float inv_t_head; /* 1/T of the statistics being taken */
-    float inv_t_soft; /* 1/T of the statistics the soft embedding reads */
-    int32_t split;    /* keys of a part of an attention whose launch leaves it to this record. No padding: records are compared as bytes */
+    float inv_t_soft; /* 1/T of the statistics the soft embedding reads. No padding: records are compared as bytes */
 };
 
 #define DGC_SAMPLE_THREADS 256
@@ -449,23 +447,23 @@ struct dgc_flash_args {
 
 /* Flash attention on Hopper (flash_sm90a.cu: hd 256, flash_full_sm90a.cu: hd 512), q and y bf16 with rows at multiples of 16 bytes; a ring's slots
  * are a multiple of 64. Maps of keys and values: f16, 128-byte swizzle, {kv_heads * hd, slots} with boxes {64, 64}. Grid as for flash, with tiles of
- * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64, 0: the one in prm (or no parts: more than there are positions). _canvas: tiles of
- * DGC_FLASH_ROWS_CANVAS, no parts. _pair: an even number of tiles for each kv head, not causal, so that both blocks of a
- * pair see the same keys. */
+ * DGC_FLASH_ROWS_SM90 rows; f.split a multiple of 64 (no parts: more than there are positions). _canvas: not causal, no parts; tiles of
+ * DGC_FLASH_ROWS_CANVAS rows, two blocks each, which are a cluster. */
 struct dgc_flash_sm90_args {
     struct dgc_tmap k, v;
     struct dgc_flash_args f;
 };
 #define DGC_FLASH_ROWS_SM90(hd) ((hd) == 256 ? 128 : 64)
-#define DGC_FLASH_ROWS_CANVAS 64 /* of flash_sm90_256_canvas, which needs no parts */
-#define DGC_FLASH_STAGES 5        /* of flash_sm90_256 */
-#define DGC_FLASH_STAGES_CANVAS 3 /* of each warpgroup's ring */
+#define DGC_FLASH_ROWS_CANVAS 64
+#define DGC_FLASH_STAGES 5        /* of flash_sm90_256, */
+#define DGC_FLASH_STAGES_CANVAS 3 /* and of each warpgroup's ring in flash_sm90_256_canvas */
 #define DGC_FLASH_256_SHARED (DGC_FLASH_ROWS_SM90(256) * 512 + DGC_FLASH_STAGES * (32768 + 16))
+/* Queries; and for each warpgroup a ring, and two barriers by which it meets the others of its rows. */
+#define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * (DGC_FLASH_STAGES_CANVAS * (32768 + 16) + 16))
 /* Of hd 512: two buffers of probabilities, a quarter of the queries, stages of 64 keys by 128 dimensions of keys, two times two of 64 by 256 of
- * values, factors and sums of rows, barriers. */
+ * values, factors, maxima and sums of rows, barriers. */
 #define DGC_FLASH_STAGES_KEYS 4
-#define DGC_FLASH_512_SHARED (4 * 8192 + DGC_FLASH_STAGES_KEYS * 16384 + 4 * 32768 + 3 * 256 + 256)
-#define DGC_FLASH_CANVAS_SHARED (DGC_FLASH_ROWS_CANVAS * 512 + 2 * DGC_FLASH_STAGES_CANVAS * (32768 + 16))
+#define DGC_FLASH_512_SHARED (4 * 8192 + DGC_FLASH_STAGES_KEYS * 16384 + 4 * 32768 + 1792)
 
 struct dgc_flash_join_args {
     const float *part, *stat;
@@ -616,7 +614,7 @@ struct dgc_top_values_args {
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_256_SHARED)   \
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
     K(flash_sm90_512, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED)      \
-    K(flash_sm90_512_pair, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED) \
+    K(flash_sm90_512_canvas, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED) \
     K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)

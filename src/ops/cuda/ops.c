@@ -189,10 +189,10 @@ static void op_qkv_store(struct dg_backend *be, struct dg_plane *qkv, int32_t he
 /* Keys of a part. A denoise pass has few rows: over a short context its full layers need more parts to occupy the device. */
 static int32_t flash_split(const struct dg_cuda *cu, const struct dg_batch *b, const struct dg_kv_layer *kv, bool hopper) {
     int32_t wanted = kv->window ? cu->tune.split : cu->tune.split_full;
+    if (hopper)
+        return dg_cuda_hopper_split(b, kv, wanted);
     if (wanted)
         return wanted;
-    if (hopper)
-        return dg_cuda_hopper_split(b, kv);
     if (kv->window)
         return DGC_SPLIT_SLIDING;
     return b->causal || b->pos0 >= 16384 ? DGC_SPLIT_FULL : b->pos0 >= 4096 ? DGC_SPLIT_FULL / 2 : DGC_SPLIT_FULL / 4;
@@ -221,10 +221,8 @@ struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct 
         c.keys = dg_cuda_top_keys(cu, b);
     } else if (a->how != DG_CUDA_ATTENDS_PLAIN) {
         bool hopper = a->how == DG_CUDA_ATTENDS_SM90;
-        int32_t split = flash_split(cu, b, &kv, hopper);
-        c.splits = flash_splits(b, &kv, split);
-        /* the split of a canvas goes with its position: the record has it, so that the launches stay the same */
-        c.split = hopper && !b->causal && !kv.window && !cu->tune.split_full ? 0 : split;
+        c.split = flash_split(cu, b, &kv, hopper);
+        c.splits = flash_splits(b, &kv, c.split);
         int64_t fit = c.splits > 1 ? (int64_t)(cu->s.flash_units / ((size_t)c.splits * (size_t)a->heads)) : b->n;
         c.chunk = fit < b->n ? (int32_t)fit : b->n;
     }

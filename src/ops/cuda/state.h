@@ -36,7 +36,7 @@ struct dg_cuda_alloc {
 /* How the rows of an attention are cut: all that its launches take from the positions of the batch. */
 struct dg_cuda_cut {
     int64_t keys;          /* a row's scores, in top-k attention */
-    int32_t split, splits; /* keys of a part of a row, 0: the device's record says; and parts */
+    int32_t split, splits; /* keys of a part of a row; and parts */
     int32_t chunk;         /* rows of a launch; < 1: they do not fit the scratch */
 };
 
@@ -223,9 +223,8 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s);
 bool dg_cuda_hopper_soft(struct dg_backend *be, const struct dgc_soft_mma_args *a);
 bool dg_cuda_hopper_flashes(const struct dg_cuda *cu, const struct dg_plane *q, const struct dg_kv_layer *kv, const struct dg_plane *y);
-/* Keys of a part of its attention, which begins at a multiple of it; INT32_MAX: one part. */
-int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv);
-int32_t dg_cuda_canvas_split(int64_t pos0); /* of full layers under a canvas, as the device's record has it */
+/* Keys of a part of its attention, which begins at a multiple of it; INT32_MAX: one part. wanted: so many, where rows have parts; 0: the best. */
+int32_t dg_cuda_hopper_split(const struct dg_batch *b, const struct dg_kv_layer *kv, int32_t wanted);
 void dg_cuda_hopper_flash(struct dg_backend *be, const struct dgc_flash_args *a);
 bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, const struct dg_routing *routing, const struct dg_stack *gate_up,
                             const struct dg_stack *down); /* all but the sum over a row's experts */

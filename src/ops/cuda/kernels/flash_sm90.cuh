@@ -40,14 +40,24 @@ DGC_FN struct span span_of(const struct dgc_flash_args &f, int u0, int u_end, in
     struct span b = {0, 0, 0, 0, 1, 0};
     int64_t unused, part0;
     visible(&f, f.row0, &b.lo, &unused);
-    int split = f.split ? f.split : f.prm->split;
-    part0 = (b.lo / split + (int)blockIdx.y) * split;
+    part0 = (b.lo / f.split + (int)blockIdx.y) * f.split;
     visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
     visible(&f, f.row0 + u0 / group, &b.lo, &unused);
     b.lo = b.lo > part0 ? b.lo : part0;
-    b.hi = b.hi < part0 + split ? b.hi : part0 + split;
+    b.hi = b.hi < part0 + f.split ? b.hi : part0 + f.split;
     b.t0 = b.lo & ~(int64_t)(KEYS - 1);
     b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
+    return b;
+}
+
+/* What every row of a canvas sees, of which a block or a warpgroup has one tile of `step` (a power of two), the which-th: by where it lies, not by
+ * where the block begins, so that a row's sums depend on its own position alone. No parts. */
+DGC_FN struct span span_of_canvas(const struct dgc_flash_args &f, int step, int which) {
+    struct span b = {0, 0, 0, 0, step, 0};
+    visible(&f, f.row0, &b.lo, &b.hi);
+    b.t0 = b.lo & ~(int64_t)(KEYS - 1);
+    b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
+    b.first = (which - (int)(b.t0 / KEYS)) & (step - 1);
     return b;
 }
 
@@ -69,12 +79,13 @@ template <int N> DGC_FN void ring_init(const struct ring<N> &r, int users) {
         dg_bar_init(r.empty + i * 8, users);
     }
 }
-/* The thread that fills: a stage with 256 dimensions, from the z-th 64 on, of the 64 keys at a slot. */
-template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep) {
+/* The thread that fills: a stage with 256 dimensions, from the z-th 64 on, of the 64 keys at a slot; the stage's i-th 64 are the (i ^ turn)-th of
+ * them. */
+template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep, int turn) {
     dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
     dg_bar_expect(r.full + r.s * 8, STAGE);
     for (int i = 0; i < 4; i++)
-        dg_tma_load(r.base + r.s * STAGE + i * 8192, map, (z + i) * 64, slot, r.full + r.s * 8, keep);
+        dg_tma_load(r.base + r.s * STAGE + i * 8192, map, (z + (i ^ turn)) * 64, slot, r.full + r.s * 8, keep);
     ring_next(r);
 }
 /* One lane a warp gives a stage back. */
@@ -173,6 +184,21 @@ DGC_FN void begin_values(float (&acc)[128], const unsigned (&p)[4][4], unsigned 
     dg_wgmma_commit();
 }
 
+/* Lane c of four has words c of four groups of four words, afterwards group c; or the other way round. */
+DGC_FN void quad_turn(uint32_t (&w)[4]) {
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + 1], 1);
+        (odd ? w[k] : w[k + 1]) = got;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        uint32_t got = __shfl_xor_sync(~0u, high ? w[k] : w[k + 2], 2);
+        (high ? w[k] : w[k + 2]) = got;
+    }
+}
+
 /* A row's sum over the lanes that share it. */
 DGC_FN float quad_sum(float v) {
     v += __shfl_xor_sync(0xffffffffu, v, 1);
@@ -192,6 +218,17 @@ DGC_FN void rows_see(struct rows &rows, const struct dgc_flash_args &f, int u, i
             rows.lo[i] = (int)((from > lo ? from : lo) - t0);
             rows.hi[i] = (int)((end < hi ? end : hi) - t0);
         }
+    }
+}
+
+/* The same where they see what the block does. */
+DGC_FN void rows_see_all(struct rows &rows, const struct span &b) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        rows.lo[i] = (int)(b.lo - b.t0);
+        rows.hi[i] = (int)(b.hi - b.t0);
+        rows.max[i] = -DGC_INF;
+        rows.sum[i] = 0.0f;
     }
 }
 
@@ -234,6 +271,59 @@ DGC_FN void put_columns(const struct dgc_flash_args &f, const float (&acc)[128],
 #pragma unroll
             for (int n = 0; n < 32; n++)
                 y[4 * n] = dgc_pack_bf16(acc[4 * n + 2 * i] / sum[i], acc[4 * n + 2 * i + 1] / sum[i]);
+        }
+    }
+}
+
+/* Two partial results of the lane's rows become one: what the own sums and the other ones are multiplied with. other: its maxima and sums. */
+DGC_FN void join_rows(struct rows &rows, float4 other, float (&mine)[2], float (&theirs)[2]) {
+    float max[2] = {other.x, other.y}, sum[2] = {other.z, other.w};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float top = fmaxf(rows.max[i], max[i]), base = top == -DGC_INF ? 0.0f : top * LOG2E;
+        mine[i] = dg_exp2(fmaf(rows.max[i], LOG2E, -base));
+        theirs[i] = dg_exp2(fmaf(max[i], LOG2E, -base));
+        rows.max[i] = top;
+        rows.sum[i] = fmaf(rows.sum[i], mine[i], sum[i] * theirs[i]);
+    }
+}
+/* N groups of 8 columns of the lane's sums, joined with other ones that lie [group][thread]. */
+template <int FIRST, int N> DGC_FN void join_columns(float (&acc)[128], const float4 *other, const float (&mine)[2], const float (&theirs)[2]) {
+#pragma unroll
+    for (int n = FIRST; n < FIRST + N; n++) {
+        float4 v = other[n * 128];
+        float in[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            acc[4 * n + j] = fmaf(acc[4 * n + j], mine[j >> 1], in[j] * theirs[j >> 1]);
+    }
+}
+
+/* Nothing is joined behind this: sums come out divided by those of their row. */
+DGC_FN void last_join(const struct rows &rows, float (&mine)[2], float (&theirs)[2]) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float scale = __fdividef(1.0f, rows.sum[i]);
+        mine[i] *= scale;
+        theirs[i] *= scale;
+    }
+}
+
+/* Columns to the output from col on, 32 N of the lane's rows u0 and u0 + 8. */
+template <int N>
+DGC_FN void put_joined(const struct dgc_flash_args &f, const float (&acc)[128], int kvh, int u0, int u_end, int group, int col) {
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        uint32_t *y = out_row(f, kvh, u0 + 8 * i, u_end, group, col + 6 * (threadIdx.x & 3));
+#pragma unroll
+        for (int h = 0; h < N; h++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                w[n] = dgc_pack_bf16(acc[16 * h + 4 * n + 2 * i], acc[16 * h + 4 * n + 2 * i + 1]);
+            quad_turn(w);
+            if (y)
+                *(uint4 *)(y + 16 * h) = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 }

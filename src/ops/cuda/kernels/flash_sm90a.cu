@@ -4,24 +4,27 @@
  *
  * flash_sm90_256: a block takes 128 query rows of one kv head (rows times the heads that share it), a strip of 64 to each warpgroup. A row is cut
  * into parts of a fixed number of keys at multiples of it.
- * flash_sm90_256_canvas: the rows of a canvas behind a window are few and see the same keys, so both warpgroups have the same 64 rows and
- * every other tile of keys each, the even and the odd ones; their results meet in shared memory. No parts, nothing to join. */
+ * flash_sm90_256_canvas: the rows of a canvas are few and see the same keys, so four warpgroups, two in each block of a pair, have the same 64 rows
+ * and every fourth tile of keys each, by where it lies. A warpgroup's first 64 columns of values are those it finishes, so its values are brought in
+ * an order of their own (column ^ its number, in 64s): the four meet first in a block, then across the pair, and no sums change their registers. No
+ * parts. */
 #include "ops/cuda/kernels/flash_sm90.cuh"
 
 #define STAGES DGC_FLASH_STAGES
 
-/* Stages of one ring as the copy engine fills them: a tile's keys come before the values of the one before. */
-template <int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh) {
+/* Stages of one ring as the copy engine fills them: a tile's keys come before the values of the one before. turn: of the values' columns. */
+template <int N> DGC_FN void fill(const struct dgc_flash_sm90_args &a, const struct span &b, struct ring<N> r, int kvh, int turn = 0) {
     uint64_t keep = dg_policy_last();
-    auto load = [&](const struct dgc_tmap *map, int i) {
-        ring_fill(r, map, (int)dgc_slot(&a.f.kv, b.t0 + (int64_t)i * KEYS), kvh * 4, keep);
+    auto load = [&](const struct dgc_tmap *map, int i, int turned) {
+        ring_fill(r, map, (int)dgc_slot(&a.f.kv, b.t0 + (int64_t)i * KEYS), kvh * 4, keep, turned);
     };
     if (b.first < b.tiles)
-        load(&a.k, b.first);
+        load(&a.k, b.first, 0);
+#pragma unroll 1
     for (int i = b.first; i < b.tiles; i += b.step) {
         if (i + b.step < b.tiles)
-            load(&a.k, i + b.step);
-        load(&a.v, i);
+            load(&a.k, i + b.step, 0);
+        load(&a.v, i, turn);
     }
 }
 
@@ -111,7 +114,7 @@ DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     int strip = wg * 64, row0 = u0 + strip + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
     struct rows rows;
     rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
-    dg_load_queries<256, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<256, ROWS, 256>(dg_queries_of<256, 256>(f, kvh, u0), u0, u_end, dg_dyn);
     dg_fence_async();
     dg_sync_some<256>(1);
     float acc[128];
@@ -121,104 +124,100 @@ DGC_FN void flash90(const struct dgc_flash_sm90_args &a) {
     put_columns<256>(f, acc, rows.sum, kvh, row0, u_end, group, 0);
 }
 
-/* Each warpgroup finishes one half of the columns: it gives away its sums of the other half, which lie [column tile][thread], and takes the other
- * one's of its own. Even tiles' sums come first in both. */
-DGC_FN void meet(float (&acc)[128], const struct rows &rows, int wg, float4 *give, const float4 *take, float (&sum)[2]) {
+/* Where a warpgroup of flash_sm90_256_canvas leaves half of its sums for the other one of its block, in stages of its own ring that nobody reads
+ * any more: 16 groups of 8 columns and a row's maxima and sums, 16 bytes a thread each. Behind it, what its like in the other block sends: 8
+ * groups and the same. */
+#define SENT (9 * 128 * 16)
+#define AT_SENT (2 * STAGE)
+static_assert(17 * 128 * 16 <= AT_SENT && AT_SENT + SENT <= DGC_FLASH_STAGES_CANVAS * STAGE, "a ring's stages hold what is left and sent");
+
+/* Joins what four warpgroups have of the same rows, in the 64 columns that are this one's, and divides by the rows' sums. Its sums begin with these;
+ * the second 64 are those of its like in the other block, then come those of the other one here and of its like. stages: its ring's, other: of the
+ * other one here; clear and sent: barriers. */
+DGC_FN void meet(float (&acc)[128], struct rows &rows, int wg, unsigned rank, unsigned char *stages, const unsigned char *other, unsigned clear,
+                 unsigned sent) {
     int t = threadIdx.x & 127;
-    dg_sync_some<128>(2 + wg); /* what is given lies where values lay that another warp's products may still read */
+    float mine[2], theirs[2];
+    float4 *give = (float4 *)stages + t;
+    const float4 *take = (const float4 *)other + t;
+    __syncwarp();
+    if ((t & 31) == 0) /* this warp reads no stage any more */
+        dg_bar_arrive_at(clear, rank ^ 1);
+    dg_sync_some<128>(2 + wg); /* nor does any of this warpgroup */
 #pragma unroll
     for (int n = 0; n < 16; n++)
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-            if (side != wg)
-                give[n * 128 + t] = make_float4(acc[4 * (16 * side + n)], acc[4 * (16 * side + n) + 1], acc[4 * (16 * side + n) + 2],
-                                                acc[4 * (16 * side + n) + 3]);
-    give[16 * 128 + t] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
+        give[n * 128] = make_float4(acc[64 + 4 * n], acc[64 + 4 * n + 1], acc[64 + 4 * n + 2], acc[64 + 4 * n + 3]);
+    give[16 * 128] = make_float4(rows.max[0], rows.max[1], rows.sum[0], rows.sum[1]);
     dg_sync_some<256>(1);
-    float4 o = take[16 * 128 + t];
-    float other_max[2] = {o.x, o.y}, other_sum[2] = {o.z, o.w}, mine[2], theirs[2];
+    join_rows(rows, take[16 * 128], mine, theirs);
+    join_columns<8, 8>(acc, take, mine, theirs);
+    unsigned to = dg_place_at(dg_smem(give) + AT_SENT, rank ^ 1), bar = dg_place_at(sent, rank ^ 1);
+    dg_bar_wait(clear, 0);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float top = fmaxf(rows.max[i], other_max[i]), base = top == -DGC_INF ? 0.0f : top * LOG2E;
-        mine[i] = dg_exp2(fmaf(rows.max[i], LOG2E, -base));
-        theirs[i] = dg_exp2(fmaf(other_max[i], LOG2E, -base));
-        sum[i] = wg ? fmaf(rows.sum[i], mine[i], other_sum[i] * theirs[i]) : fmaf(other_sum[i], theirs[i], rows.sum[i] * mine[i]);
-    }
-#pragma unroll
-    for (int n = 0; n < 16; n++) {
-        float4 v = take[n * 128 + t];
-        float in[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int side = 0; side < 2; side++)
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (side == wg) {
-                    float &own = acc[4 * (16 * side + n) + j];
-                    own = side ? fmaf(own, mine[j >> 1], in[j] * theirs[j >> 1]) : fmaf(in[j], theirs[j >> 1], own * mine[j >> 1]);
-                }
-    }
+    for (int n = 0; n < 8; n++)
+        dg_send(to + n * 2048, acc[32 + 4 * n], acc[32 + 4 * n + 1], acc[32 + 4 * n + 2], acc[32 + 4 * n + 3], bar);
+    dg_send(to + 8 * 2048, rows.max[0], rows.max[1], rows.sum[0], rows.sum[1], bar);
+    join_columns<0, 8>(acc, take, mine, theirs);
+    dg_bar_wait(sent, 0);
+    take = (const float4 *)(stages + AT_SENT) + t;
+    join_rows(rows, take[8 * 128], mine, theirs);
+    last_join(rows, mine, theirs);
+    join_columns<0, 8>(acc, take, mine, theirs);
 }
 
 DGC_FN void flash90_canvas(const struct dgc_flash_sm90_args &a) {
     constexpr int ROWS = DGC_FLASH_ROWS_CANVAS, N = DGC_FLASH_STAGES_CANVAS;
     const struct dgc_flash_args &f = a.f;
-    int group = f.heads / f.kv.kv_heads, units = f.n * group, q_tiles = (units + ROWS - 1) / ROWS;
-    int kvh = (int)blockIdx.x / q_tiles, u0 = ((int)blockIdx.x - kvh * q_tiles) * ROWS, u_end = u0 + ROWS < units ? u0 + ROWS : units;
+    int group = f.heads / f.kv.kv_heads, units = f.n * group, q_tiles = (units + ROWS - 1) / ROWS, tile = (int)(blockIdx.x >> 1);
+    int kvh = tile / q_tiles, u0 = (tile - kvh * q_tiles) * ROWS, u_end = u0 + ROWS < units ? u0 + ROWS : units;
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), lane = threadIdx.x & 31;
-    unsigned base = dg_smem(dg_dyn) + ROWS * 512, bars = base + 2 * N * STAGE;
+    unsigned rank = dg_pair_rank(), base = dg_smem(dg_dyn) + ROWS * 512, bars = base + 2 * N * STAGE, meets = bars + 2 * 16 * N;
     auto ring_of = [&](int w) {
         return ring<N>{bars + w * 16 * N, bars + w * 16 * N + 8 * N, base + w * N * STAGE, 0, 0};
     };
     if (threadIdx.x == 0) {
-        ring_init(ring_of(0), 4);
-        ring_init(ring_of(1), 4);
+        for (int w = 0; w < 2; w++) {
+            ring_init(ring_of(w), 4);
+            dg_bar_init(meets + w * 16, 4);
+            dg_bar_init(meets + w * 16 + 8, 1);
+        }
         dg_bar_init_fence();
+        for (int w = 0; w < 2; w++)
+            dg_bar_expect(meets + w * 16 + 8, SENT);
     }
+    struct dg_queries q = dg_queries_of<256, 256>(f, kvh, u0);
     __syncthreads();
-    dgc_chain();
-    struct span b = {0, 0, 0, 0, 2, 0};
-    int64_t unused;
-    visible(&f, f.row0 + (u_end - 1) / group, &unused, &b.hi);
-    visible(&f, f.row0 + u0 / group, &b.lo, &unused);
-    b.t0 = b.lo & ~(int64_t)(KEYS - 1);
-    b.tiles = b.hi > b.lo ? (int)((b.hi - b.t0 + KEYS - 1) / KEYS) : 0;
-    auto first = [&](int w) { return (int)(b.t0 / KEYS + w) & 1; }; /* tiles are even or odd by where they lie, not by where the block begins */
-
+    dg_pair_arrive(threadIdx.x == 0);
     if (wg == 2) {
         dg_regs_less<40>();
         int w = (int)(threadIdx.x >> 5) - 8;
         if (lane == 0 && w < 2) {
-            b.first = first(w);
-            fill(a, b, ring_of(w), kvh);
+            dg_tma_ahead(&a.k);
+            dg_tma_ahead(&a.v);
         }
+        dgc_chain();
+        if (lane == 0 && w < 2)
+            fill(a, span_of_canvas(f, 4, 2 * w + (int)rank), ring_of(w), kvh, 2 * w + (int)rank);
+        __syncwarp();
+        dg_pair_wait();
         return;
     }
     dg_regs_more<232>();
-    int row0 = u0 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
+    dgc_chain();
+    dg_load_queries<256, ROWS, 256>(q, u0, u_end, dg_dyn);
+    struct span b = span_of_canvas(f, 4, 2 * wg + (int)rank);
     struct rows rows;
-    rows_see(rows, f, row0, u_end, group, b.lo, b.hi, b.t0);
-    dg_load_queries<256, ROWS, 256>(f, kvh, u0, u_end, dg_dyn);
+    rows_see_all(rows, b);
+    dg_pair_wait();
     dg_fence_async();
     dg_sync_some<256>(1);
-    float acc[128], sum[2];
+    float acc[128];
     struct ring<N> r = ring_of(wg);
-    b.first = first(wg);
     sweep<ROWS, 128>(acc, rows, dg_desc_sw128(dg_smem(dg_dyn)), r, wg, b);
-    float4 *stages = (float4 *)(dg_dyn + ROWS * 512);
-    meet(acc, rows, wg, stages + wg * N * STAGE / 16, stages + (1 - wg) * N * STAGE / 16, sum);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        uint32_t *y = out_row(f, kvh, row0 + 8 * i, u_end, group, wg * 128);
-        if (!y)
-            continue;
-#pragma unroll
-        for (int n = 0; n < 16; n++)
-#pragma unroll
-            for (int side = 0; side < 2; side++)
-                if (side == wg)
-                    y[4 * n] = dgc_pack_bf16(acc[4 * (16 * side + n) + 2 * i] / sum[i], acc[4 * (16 * side + n) + 2 * i + 1] / sum[i]);
-    }
+    unsigned char *stages = dg_dyn + ROWS * 512;
+    meet(acc, rows, wg, rank, stages + wg * N * STAGE, stages + (1 - wg) * N * STAGE, meets + wg * 16, meets + wg * 16 + 8);
+    put_joined<2>(f, acc, kvh, u0 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2), u_end, group, (2 * wg + (int)rank) * 64);
 }
 
 DGC_KERNEL_ONE(flash_sm90_256, flash_sm90, 384) { flash90(a); }
-DGC_KERNEL_ONE(flash_sm90_256_canvas, flash_sm90, 384) { flash90_canvas(a); }
+DGC_KERNEL_PAIR(flash_sm90_256_canvas, flash_sm90, 384) { flash90_canvas(a); }

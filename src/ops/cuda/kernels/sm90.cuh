@@ -64,9 +64,28 @@ DGC_FN void dg_bar_arrive_at(unsigned bar, unsigned rank) {
     asm volatile("{\n.reg .b32 r;\nmapa.shared::cluster.u32 r, %0, %1;\nmbarrier.arrive.shared::cluster.b64 _, [r];\n}" ::"r"(bar), "r"(rank)
                  : "memory");
 }
-/* All threads of both blocks meet, and see the barriers that were made before. */
+/* All threads of both blocks meet. */
 DGC_FN void dg_pair_sync(void) {
     asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+/* The same in two halves, for what lies in between; the barriers that the one thread made which comes with `made` are then seen, nothing else. */
+DGC_FN void dg_pair_arrive(bool made) {
+    if (made)
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+DGC_FN void dg_pair_wait(void) { asm volatile("barrier.cluster.wait.acquire;" ::: "memory"); }
+/* What lies at that place in block `rank`, for dg_send. */
+DGC_FN unsigned dg_place_at(unsigned addr, unsigned rank) {
+    unsigned at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(addr), "r"(rank));
+    return at;
+}
+/* 16 bytes to a place in the other block, on their way when this returns; a barrier there counts them. */
+DGC_FN void dg_send(unsigned to, float a, float b, float c, float d, unsigned bar) {
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(to), "f"(a), "f"(b),
+                 "f"(c), "f"(d), "r"(bar)
+                 : "memory");
 }
 
 /* ---- programmatic dependent launch; both do nothing in a launch without it ---- */
@@ -96,13 +115,8 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
                  "l"(map), "r"(x), "r"(y), "r"(bar), "l"(policy)
                  : "memory");
 }
-/* The same box to the same place of both blocks of a pair; the barrier at that place in each counts its bytes. */
-DGC_FN void dg_tma_load_both(unsigned dst, const void *map, int x, int y, unsigned bar, uint64_t policy) {
-    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, "
-                 "{%2, %3}], [%4], %5, %6;" ::"r"(dst),
-                 "l"(map), "r"(x), "r"(y), "r"(bar), "h"((uint16_t)3), "l"(policy)
-                 : "memory");
-}
+/* Asks for a map, an argument of the kernel, ahead of its first use. */
+DGC_FN void dg_tma_ahead(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DGC_FN uint64_t dg_policy_first(void) {
     uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
@@ -264,23 +278,46 @@ DGC_FN void dg_wgmma_ss_f16_rows(float (&d)[64], unsigned a, unsigned b) {
 #undef DG_ACC8
 
 /* ---- attention ---- */
-/* Queries (rows times the heads that share kv head kvh) from u0 on to f16 in shared memory, 64 dimensions of all ROWS after another from
- * dimension FROM on, swizzled as wgmma reads them; those from u_end on are zeros. f: arguments with q, kv and heads; by THREADS threads. */
-template <int HD, int ROWS, int THREADS, int FROM = 0, typename ARGS>
-DGC_FN void dg_load_queries(const ARGS &f, int kvh, int u0, int u_end, unsigned char *qs) {
-    constexpr int PIECES = (HD - FROM) / 8;
-    int group = f.heads / f.kv.kv_heads;
-    for (int i = threadIdx.x; i < ROWS * PIECES; i += THREADS) {
-        int row = i / PIECES, c = i % PIECES, u = u0 + row, m = u / group;
-        uint4 o = make_uint4(0, 0, 0, 0);
-        if (u < u_end) {
-            uint4 v = *(const uint4 *)((const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)(kvh * group + u - m * group) * HD + FROM + c * 8);
-            o.x = dgc_pack_f16(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u));
-            o.y = dgc_pack_f16(__uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
-            o.z = dgc_pack_f16(__uint_as_float(v.z << 16), __uint_as_float(v.z & 0xffff0000u));
-            o.w = dgc_pack_f16(__uint_as_float(v.w << 16), __uint_as_float(v.w & 0xffff0000u));
+/* The queries (rows times the heads that share kv head kvh) that a thread of THREADS brings, from u0 on: every so many, 8 dimensions of each. */
+struct dg_queries {
+    const uint16_t *at;
+    int64_t step, wrap;
+    int head, head_step, group;
+};
+template <int HD, int THREADS, int FROM = 0, typename ARGS> DGC_FN struct dg_queries dg_queries_of(const ARGS &f, int kvh, int u0) {
+    constexpr int PIECES = (HD - FROM) / 8, STEP = THREADS / PIECES;
+    int group = f.heads / f.kv.kv_heads, u = u0 + threadIdx.x / PIECES, m = u / group, head = u - m * group, m_step = STEP / group;
+    const uint16_t *q = (const uint16_t *)f.q.p + m * f.q.ld + (int64_t)(kvh * group + head) * HD + FROM + threadIdx.x % PIECES * 8;
+    int head_step = STEP - m_step * group;
+    return {q, m_step * f.q.ld + head_step * HD, f.q.ld - (int64_t)group * HD, head, head_step, group};
+}
+/* Them to f16 in shared memory, 64 dimensions of all ROWS after another, swizzled as wgmma reads them; those from u_end on are zeros. */
+template <int HD, int ROWS, int THREADS, int FROM = 0>
+DGC_FN void dg_load_queries(struct dg_queries q, int u0, int u_end, unsigned char *qs) {
+    constexpr int PIECES = (HD - FROM) / 8, STEP = THREADS / PIECES, LOADS = 8; /* under way at once */
+    static_assert(THREADS % PIECES == 0 && ROWS % (STEP * LOADS) == 0, "queries by whole rounds");
+    int c = threadIdx.x % PIECES, row = threadIdx.x / PIECES;
+    for (int round = 0; round < ROWS / (STEP * LOADS); round++, row += STEP * LOADS) {
+        uint4 v[LOADS];
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            v[i] = u0 + row + i * STEP < u_end ? *(const uint4 *)q.at : make_uint4(0, 0, 0, 0);
+            q.at += q.step;
+            q.head += q.head_step;
+            if (q.head >= q.group) {
+                q.head -= q.group;
+                q.at += q.wrap;
+            }
         }
-        *(uint4 *)(qs + (c >> 3) * (ROWS * 128) + dg_sw128(row, c & 7)) = o;
+#pragma unroll
+        for (int i = 0; i < LOADS; i++) {
+            uint4 o;
+            o.x = dgc_pack_f16(__uint_as_float(v[i].x << 16), __uint_as_float(v[i].x & 0xffff0000u));
+            o.y = dgc_pack_f16(__uint_as_float(v[i].y << 16), __uint_as_float(v[i].y & 0xffff0000u));
+            o.z = dgc_pack_f16(__uint_as_float(v[i].z << 16), __uint_as_float(v[i].z & 0xffff0000u));
+            o.w = dgc_pack_f16(__uint_as_float(v[i].w << 16), __uint_as_float(v[i].w & 0xffff0000u));
+            *(uint4 *)(qs + (c >> 3) * (ROWS * 128) + dg_sw128(row + i * STEP, c & 7)) = o;
+        }
     }
 }
 

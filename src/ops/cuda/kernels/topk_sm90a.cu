@@ -75,7 +75,7 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
         return;
     }
     dg_regs_more<112>();
-    dg_load_queries<HD, TILE, CONSUMERS>(f, kvh, u0, u_end, dg_dyn);
+    dg_load_queries<HD, TILE, CONSUMERS>(dg_queries_of<HD, CONSUMERS>(f, kvh, u0), u0, u_end, dg_dyn);
     dg_fence_async();
     asm volatile("bar.sync 1, 512;" ::: "memory");
 
