@@ -659,8 +659,10 @@ FN(cuTensorMapEncodeTiled, void *map, int type, unsigned rank, void *p, const ui
     (void)promotion;
     (void)fill;
     PLANNED();
-    if (rank != 2 || ((uintptr_t)map & 63) || ((uintptr_t)p & 15) || (strides[0] & 15) || box[0] > 256 || box[1] > 256 || step[0] != 1 ||
-        step[1] != 1 || (swizzle == 3 && box[0] != 64) || !dims[0] || !dims[1]) {
+    int bad = rank < 2 || rank > 5 || ((uintptr_t)map & 63) || ((uintptr_t)p & 15) || (swizzle == 3 && box[0] != 64);
+    for (unsigned i = 0; !bad && i < rank; i++)
+        bad = !box[i] || box[i] > 256 || step[i] != 1 || !dims[i] || (i + 1 < rank && ((strides[i] & 15) || strides[i] >> 40));
+    if (bad) {
         fault("a tensor map that the device cannot read");
         return 1;
     }

@@ -244,7 +244,10 @@ static void case_linear(struct op_run *r) {
                 one_linear(r, fmt, 270, 72, 320, 2, true, OP_RANDOM);
                 one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
                 one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
-                one_linear(r, fmt, 5, 9216, 136, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 5, 9224, 1096, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 258, 6144, 136, 2, false, OP_RANDOM);
+                one_linear(r, fmt, 200, 2816, 520, 1, false, OP_RANDOM);
+                one_linear(r, fmt, 140, 96, 64, 1, false, OP_RANDOM);
                 r->rows_at = OP_ROWS_ANY;
             }
         }

@@ -99,18 +99,50 @@ static bool mappable(const void *p, int64_t pitch, int32_t k) { return k % 8 == 
 struct gemm {
     enum dg_cuda_kernel k;
     uint32_t bw, bt;
-    unsigned stages;
+    unsigned shared, blocks; /* of a tile */
 };
 
-static struct gemm gemm_for(bool glu, int64_t n, int32_t rows) {
-    static const struct gemm by[] = {{DGC_K_gemm_64x256, 64, 256, 5},      {DGC_K_gemm_128x256, 128, 256, 4},
-                                     {DGC_K_gemm_64x128k, 64, 128, 8},     {DGC_K_gemm_64x256k, 64, 256, 5},
-                                     {DGC_K_gemm_glu_64x128k, 64, 128, 8}, {DGC_K_gemm_glu_64x256k, 64, 256, 5}};
-    if (glu)
-        return by[rows <= 256 ? 4 : 5];
+/* Blocks along the weights' rows: no tile crosses from one matrix into the next. */
+static unsigned gemm_blocks(const struct dgc_linear_args *a, const struct gemm *g) {
+    unsigned n = 0;
+    if (a->epi == DGC_EPI_GLU)
+        return tiles(a->w[0].n, g->bw / 2);
+    for (int i = 0; i < a->n_w; i++)
+        n += tiles(a->w[i].n, g->bw);
+    return n * g->blocks;
+}
+
+/* Whether all tiles of a few rows run at the same time. */
+static bool at_once(const struct dg_cuda *cu, const struct dgc_linear_args *a, const struct gemm *g) {
+    return a->rows <= 256 && gemm_blocks(a, g) * tiles(a->rows, g->bt) <= (unsigned)cu->n_sm;
+}
+
+/* Of the kernels that leave the same bits. n: rows of all matrices. */
+static const struct gemm *gemm_for(const struct dg_cuda *cu, const struct dgc_linear_args *a, int64_t n) {
+#define TILES(kernel, bw, bt, stages) {kernel, bw, bt, DGC_GEMM_SHARED(bw, bt, stages), 1}
+    static const struct gemm glu_few = TILES(DGC_K_gemm_glu_64x128k, 64, 128, 8), glu = TILES(DGC_K_gemm_glu_64x256k, 64, 256, 5),
+                             split_few = {DGC_K_gemm_88x128_pair, 88, DGC_GEMM_TOKENS, DGC_GEMM_PAIR_SHARED(88, 7), 2},
+                             split = TILES(DGC_K_gemm_64x256k, 64, 256, 5), narrow = TILES(DGC_K_gemm_64x256, 64, 256, 5),
+                             few = TILES(DGC_K_gemm_144x128, 144, DGC_GEMM_TOKENS, 6), many = TILES(DGC_K_gemm_128x256, 128, 256, 4);
+#undef TILES
+    if (a->epi == DGC_EPI_GLU)
+        return a->rows <= 256 ? &glu_few : &glu;
     if (n < 8192)
-        return by[rows <= 256 ? 2 : 3];
-    return by[rows <= 256 && n <= 8448 ? 0 : 1]; /* up to 132 tiles of 64 rows run at once */
+        return at_once(cu, a, &split_few) ? &split_few : &split;
+    return at_once(cu, a, &narrow) ? &narrow : at_once(cu, a, &few) ? &few : &many;
+}
+
+/* Gate and up as one matrix whose rows come in the order of GLU's tiles; where their places, or the driver, do not allow it they have maps of their
+ * own. */
+static bool map_both(const struct dg_cuda *cu, struct dgc_tmap *m, const struct dgc_mat *gate, const struct dgc_mat *up, uint32_t box_rows) {
+    enum { BF16 = 9, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
+    uint64_t apart = (uint64_t)(uintptr_t)up->p - (uint64_t)(uintptr_t)gate->p, row = (uint64_t)gate->row_bytes;
+    const uint64_t dims[4] = {(uint64_t)gate->k, 8, 2, (uint64_t)gate->n / 8}, strides[3] = {row, apart, 8 * row};
+    const uint32_t box[4] = {64, 8, 2, box_rows / 16}, step[4] = {1, 1, 1, 1};
+    void *base;
+    memcpy(&base, &gate->p, sizeof base);
+    return apart > 0 && apart < (uint64_t)1 << 40 && gate->row_bytes == up->row_bytes && gate->n == up->n &&
+           cu->d.tensor_map_tiled(m, BF16, 4, base, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0) == 0;
 }
 
 bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *a) {
@@ -126,15 +158,16 @@ bool dg_cuda_hopper_linear(struct dg_backend *be, const struct dgc_linear_args *
             return false;
         n += a->w[i].n;
     }
-    struct gemm g = gemm_for(glu, n, a->rows);
+    const struct gemm *g = gemm_for(cu, a, n);
     struct dgc_gemm_args t = {.k = k, .rows = a->rows, .y = a->y.p, .ldy = a->y.ld};
+    t.both = glu && map_both(cu, &t.w[0], &a->w[0], &a->w[1], g->bw);
     for (int i = 0; i < a->n_w; i++) {
-        if (!map_rows(be, &t.w[i], true, a->w[i].p, k, a->w[i].n, a->w[i].row_bytes, glu ? 8 : g.bw))
+        if (!t.both && !map_rows(be, &t.w[i], true, a->w[i].p, k, a->w[i].n, a->w[i].row_bytes, glu ? 8 : g->bw))
             return true;
         t.n[i] = glu && i ? 0 : a->w[i].n;
     }
-    if (map_rows(be, &t.x, true, a->x.p, k, a->rows, pitch, g.bt))
-        dgc_launch_gemm(be, g.k, tiles(glu ? t.n[0] : n, glu ? g.bw / 2 : g.bw), tiles(a->rows, g.bt), DGC_GEMM_SHARED(g.bw, g.bt, g.stages), &t);
+    if (map_rows(be, &t.x, true, a->x.p, k, a->rows, pitch, g->bt))
+        dgc_launch_gemm(be, g->k, gemm_blocks(a, g), tiles(a->rows, g->bt), g->shared, &t);
     return true;
 }
 

@@ -251,16 +251,21 @@ struct DGC_ALIGNED(64) dgc_tmap {
 };
 
 /* The Hopper products (gemm_sm90a.cu): y[m][..] = x[m] . the rows of up to three bf16 matrices side by side. Maps: bf16, 128-byte swizzle; of
- * w {k, n} with boxes {64, BW}, with GLU of gate and up with boxes {64, 8}; of x {k, rows} with boxes {64, BT}. n: rows of each matrix,
- * multiples of BW when another follows, of 8 otherwise, absent 0; GLU: n[0] features, the others 0.
+ * w {k, n} with boxes {64, BW}, with GLU of gate and up with boxes {64, 8}, or, `both`, w[0] alone of {k, 8 rows, gate and up, n / 8} with
+ * boxes {64, 8, 2, BW / 16}; of x {k, rows} with boxes {64, BT}. n: rows of each matrix, multiples of BW when another follows, of 8
+ * otherwise, absent 0; GLU: n[0] features, the others 0.
  * Grid: ceil(rows of w / F) x ceil(rows / BT) with F = BW, with GLU BW / 2. */
 struct dgc_gemm_args {
     struct dgc_tmap w[3], x;
-    int32_t n[3], k, rows;
+    int32_t n[3], k, rows, both;
     uint16_t *y;
     int64_t ldy;
 };
 #define DGC_GEMM_SHARED(bw, bt, stages) ((stages) * (128 * ((bw) + (bt)) + 16))
+/* Those of gemm_pair_sm90a.cu, without GLU, take the same with BT = 128. n: 8 | each. Grid: the sum of ceil(n[i] / BW), twice that with pairs,
+ * x ceil(rows / 128). */
+#define DGC_GEMM_TOKENS 128
+#define DGC_GEMM_PAIR_SHARED(bw, stages) (DGC_GEMM_SHARED(bw, DGC_GEMM_TOKENS, stages) + (bw) * 256 + 8)
 
 /* logits[m][v] = cap * tanh(x[m] . w[v] / cap), and per token and 128 vocabulary rows {largest logit, its id as an int, sum of
  * exp((logit - largest) / T), the same weighted with (logit - largest) / T} in partial [rows][ceil(vocab / 128)][4]. rows <= 256,
@@ -604,10 +609,11 @@ struct dgc_top_values_args {
     K(moe_sum, moe_sum, experts_sm90a, 352, 0)                      \
     K(gemm_128x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))    \
     K(gemm_64x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))      \
-    K(gemm_64x128k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 128, 8))     \
     K(gemm_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))     \
     K(gemm_glu_64x128k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 128, 8)) \
     K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
+    K(gemm_144x128, gemm, gemm_pair_sm90a, 288, DGC_GEMM_SHARED(144, DGC_GEMM_TOKENS, 6))      \
+    K(gemm_88x128_pair, gemm, gemm_pair_sm90a, 288, DGC_GEMM_PAIR_SHARED(88, 7))               \
     K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
     K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \

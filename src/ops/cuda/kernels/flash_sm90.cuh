@@ -14,12 +14,6 @@ DGC_FN float dg_exp2(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-/* Keeps what is made of d behind the wait before this. */
-template <int N> DGC_FN void dg_hold(float (&d)[N]) {
-#pragma unroll
-    for (int i = 0; i < N; i++)
-        asm volatile("" : "+f"(d[i])::"memory");
-}
 template <int THREADS> DGC_FN void dg_sync_some(int id) {
     __syncwarp(); /* a warp that comes in pieces would be counted once for each */
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");

@@ -26,6 +26,7 @@ struct gemm_args {
     int n0, n1, n2, K, M;
     uint16_t *y;
     long long ldy;
+    bool both; /* GLU: maps[0] has gate and up */
     struct gemm_head head;
 };
 
@@ -164,7 +165,10 @@ DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int toke
         unsigned at = smem + s * (BW + BT) * 128, bar = full + s * 8;
         dg_bar_wait(empty + s * 8, (k / STAGES & 1) ^ 1);
         dg_bar_expect(bar, (BW + BT) * 128);
-        if (GLU) { /* 8 gate rows, 8 up rows, ...: a thread's accumulators then hold both of a feature */
+        /* GLU: 8 gate rows, 8 up rows, ...: a thread's accumulators then hold both of a feature */
+        if (GLU && p.both) {
+            dg_tma_load_4d(at, p.maps, k * 64, 0, 0, row / 8, bar, weights);
+        } else if (GLU) {
 #pragma unroll
             for (int i = 0; i < BW / 8; i++)
                 dg_tma_load(at + i * 1024, p.maps + (i & 1), k * 64, row + i / 2 * 8, bar, weights);
@@ -275,11 +279,10 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
 /* Name: BW x BT, k = KSPLIT. */
 #define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, EPI)                                                                                \
     DGC_KERNEL_ONE(name, gemm, GEMM_THREADS) {                                                                                      \
-        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, {}});                    \
+        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, a.both != 0, {}});                    \
     }
 GEMM_ENTRY(gemm_128x256, 128, 256, 4, false, GEMM_PLAIN)
 GEMM_ENTRY(gemm_64x256, 64, 256, 5, false, GEMM_PLAIN)
-GEMM_ENTRY(gemm_64x128k, 64, 128, 8, true, GEMM_PLAIN)
 GEMM_ENTRY(gemm_64x256k, 64, 256, 5, true, GEMM_PLAIN)
 GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
 GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
@@ -287,7 +290,7 @@ GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
 DGC_KERNEL_ONE(head_sm90, head_sm90, GEMM_THREADS) {
     dgc_chain();
     gemm_body<128, 256, 4, false, GEMM_HEAD>(
-        {&a.w, &a.x, a.vocab, 0, 0, a.k, a.rows, 0, 0, {a.logits, a.ld, a.cap, a.prm->inv_t_head, (float4 *)a.partial}});
+        {&a.w, &a.x, a.vocab, 0, 0, a.k, a.rows, 0, 0, false, {a.logits, a.ld, a.cap, a.prm->inv_t_head, (float4 *)a.partial}});
 }
 
 struct head_stat {

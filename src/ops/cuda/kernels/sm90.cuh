@@ -117,6 +117,13 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
 }
 /* Asks for a map, an argument of the kernel, ahead of its first use. */
 DGC_FN void dg_tma_ahead(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+/* A box of four dimensions, likewise. */
+DGC_FN void dg_tma_load_4d(unsigned dst, const void *map, int x, int y, int z, int w, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+                 "%3, %4, %5}], [%6], %7;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "l"(policy)
+                 : "memory");
+}
 DGC_FN uint64_t dg_policy_first(void) {
     uint64_t p;
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(p));
@@ -138,6 +145,12 @@ DGC_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7
 DGC_FN void dg_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DGC_FN void dg_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> DGC_FN void dg_wgmma_wait(void) { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+/* Keeps what is made of d behind the wait before this. */
+template <int N> DGC_FN void dg_hold(float (&d)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("" : "+f"(d[i])::"memory");
+}
 template <int R> DGC_FN void dg_regs_more(void) { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
 template <int R> DGC_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
 
@@ -193,6 +206,16 @@ DGC_FN void dg_wgmma_rs_f16(float (&d)[128], const unsigned (&a)[4], unsigned b)
           DG_ACC8(96), DG_ACC8(104), DG_ACC8(112), DG_ACC8(120)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
 }
+DGC_FN void dg_wgmma_ss(float (&d)[44], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%44, 0x40000040};\nmov.b64 b, {%45, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n88k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43}, "
+        "a, b, 1, 1, 1, 0, 0;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC4(40)
+        : "r"(a), "r"(b));
+}
 DGC_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
     asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
         "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -203,6 +226,19 @@ DGC_FN void dg_wgmma_ss(float (&d)[64], unsigned a, unsigned b) {
         "a, b, 1, 1, 1, 0, 0;\n}"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
           DG_ACC8(48), DG_ACC8(56)
+        : "r"(a), "r"(b));
+}
+DGC_FN void dg_wgmma_ss(float (&d)[72], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%72, 0x40000040};\nmov.b64 b, {%73, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n144k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71}, "
+        "a, b, 1, 1, 1, 0, 0;\n}"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
+          DG_ACC8(48), DG_ACC8(56), DG_ACC8(64)
         : "r"(a), "r"(b));
 }
 DGC_FN void dg_wgmma_ss(float (&d)[128], unsigned a, unsigned b) {
