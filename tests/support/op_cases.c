@@ -10,13 +10,14 @@
 #include <string.h>
 
 #define VOCAB 9000
+#define HEAD_VOCAB 40000 /* of the head: more tiles of 256 ids than there are multiprocessors */
 #define HIDDEN 416
 #define CANVAS 200
 #define HEAD_DIM 512
 #define KV_SLOTS 1024 /* of a ring */
 #define KV_FULL 4608  /* of a whole cache: more than one part of a row */
 
-static const struct dg_model model = {.cfg = {.vocab = VOCAB,
+static const struct dg_model model = {.cfg = {.vocab = HEAD_VOCAB,
                                               .hidden = HIDDEN,
                                               .canvas = CANVAS,
                                               .heads = 16,
@@ -878,37 +879,93 @@ static struct dg_row_stats make_stats(struct op_run *r, int rows, int vocab) {
                                  tiles ? op_poisoned(r, n * tiles) : NULL};
 }
 
+/* Statistics of n rows, from one on, are those of another run to the bit. */
+static void same_stats(struct op_run *r, const struct dg_row_stats *a, int from, const struct dg_row_stats *b, int n) {
+    const void *mine[] = {a->entropy + from, a->max + from, a->sum + from, a->p_max + from, a->argmax + from},
+               *theirs[] = {b->entropy, b->max, b->sum, b->p_max, b->argmax};
+    for (int i = 0; i < 5; i++) {
+        const uint32_t *x = op_download(r, mine[i], (size_t)n * 4), *y = op_download(r, theirs[i], (size_t)n * 4);
+        for (int j = 0; op_checks(r) && j < n; j++)
+            if (x[j] != y[j])
+                op_fail(r, "statistic %d of row %d depends on the rows beside it: %08x and %08x", i, from + j, x[j], y[j]);
+    }
+}
+
+enum head_rows {
+    HEAD_PLAIN,
+    HEAD_FLAT, /* of four rows one of zeros, whose logits are all equal, one of which many logits reach the cap, one that holds NaN or Inf */
+    HEAD_TWINS, /* the later half of the ids repeats the first: every largest logit is there twice */
+    HEAD_ODD    /* logits alone at odd places: kernels that store four together cannot take them */
+};
+
+static void one_head(struct op_run *r, enum dg_format fmt, int m, int vocab, int k, enum head_rows kind) {
+    struct dg_backend *be = r->c->be;
+    r->rows_at = fmt == DG_FMT_BF16 ? OP_ROWS_WHOLE : OP_ROWS_ANY; /* the kernel is chosen by where rows begin */
+    struct op_plane x = op_input(r, m, k, be->ops->act, 1);
+    if (kind == HEAD_ODD)
+        r->rows_at = OP_ROWS_ODD;
+    struct op_plane z = op_output(r, m, vocab, DG_F32);
+    struct op_mat w = op_mat(r, fmt, vocab, k, 1);
+    weights_are(r, fmt);
+    for (int i = 0; kind == HEAD_FLAT && i < m; i++)
+        for (int c = 0; c < k; c++) {
+            double v = x.v[i * k + c], odd = i % 8 == 3 ? (double)NAN : (double)INFINITY;
+            v = i % 4 == 1 ? 0 : i % 4 == 2 ? 64 * v : i % 4 == 3 && c == k / 2 ? odd : v;
+            x.v[i * k + c] = op_put(x.raw, be->ops->act, (i + 1) * x.p.ld + c, v);
+        }
+    op_send(r, &x);
+    for (int v = vocab / 2; kind == HEAD_TWINS && v < vocab; v++)
+        op_mat_copy_row(&w, v, v - vocab / 2);
+    op_mat_send(r, &w);
+    struct dg_row_stats st = make_stats(r, m, vocab);
+    be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
+    op_fetch(r, &z);
+    for (int i = 0; op_checks(r) && i < m; i++)
+        for (int c = 0; c < vocab; c++) {
+            double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
+            if (isfinite(s))
+                op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
+            else if (isfinite(z.v[(int64_t)i * vocab + c]))
+                op_fail(r, "the logit [%d][%d] of what is not finite is %g", i, c, z.v[(int64_t)i * vocab + c]);
+        }
+    check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
+    if (m > 3) {
+        struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
+        struct op_plane again = op_output(r, m - m / 3, vocab, DG_F32);
+        struct dg_row_stats rest = make_stats(r, m - m / 3, vocab);
+        be->ops->head(be, &part, &w.m, 30, 1.25f, &again.p, &rest);
+        op_fetch(r, &again);
+        op_expect_same(r, &z, m / 3, &again, 0, m - m / 3);
+        same_stats(r, &st, m / 3, &rest, m - m / 3);
+    }
+    r->rows_at = OP_ROWS_ANY;
+    op_done(r, "%s m=%d vocab=%d k=%d kind %d", dg_format_traits(fmt)->name, m, vocab, k, kind);
+}
+
 static void case_head(struct op_run *r) {
     static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_F32};
-    struct dg_backend *be = r->c->be;
-    for (size_t f = 0; f < 3; f++)
-        for (int big = 0; big < 2; big++) {
-            int m = big ? 70 : 3, vocab = big ? 1100 : 132, k = big ? HIDDEN : 48;
-            if (big && r->c->emulated)
-                m = 23, vocab = 500, k = 160;
-            r->rows_at = f == 0 ? OP_ROWS_WHOLE : OP_ROWS_ANY;
-            struct op_plane x = op_input(r, m, k, be->ops->act, 1), z = op_output(r, m, vocab, DG_F32);
-            struct op_mat w = op_mat(r, fmts[f], vocab, k, 1);
-            weights_are(r, fmts[f]);
-            struct dg_row_stats st = make_stats(r, m, vocab);
-            be->ops->head(be, &x.p, &w.m, 30, 1.25f, &z.p, &st);
-            op_fetch(r, &z);
-            for (int i = 0; op_checks(r) && i < m; i++)
-                for (int c = 0; c < vocab; c++) {
-                    double bound, s = dot(r, x.v + i * k, w.v + c * k, k, &bound), want = 30 * tanh(s / 30);
-                    op_expect(r, &z, i, c, want, bound + 8 * U * (fabs(want) + fabs(s)));
-                }
-            r->rows_at = OP_ROWS_ANY;
-            check_stats(r, z.raw_rows, z.p.ld, m, vocab, 1.25f, &st);
-            if (m > 3) {
-                struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
-                struct op_plane again = op_output(r, m - m / 3, vocab, DG_F32);
-                be->ops->head(be, &part, &w.m, 30, 1.25f, &again.p, &st);
-                op_fetch(r, &again);
-                op_expect_same(r, &z, m / 3, &again, 0, m - m / 3);
-            }
-            op_done(r, "%s m=%d vocab=%d k=%d", dg_format_traits(fmts[f])->name, m, vocab, k);
-        }
+    for (size_t f = 0; f < 3; f++) {
+        one_head(r, fmts[f], 3, 132, 48, HEAD_PLAIN);
+        if (r->c->emulated)
+            one_head(r, fmts[f], 23, 500, 160, HEAD_PLAIN);
+        else
+            one_head(r, fmts[f], 70, 1100, HIDDEN, HEAD_PLAIN);
+    }
+    one_head(r, DG_FMT_BF16, 9, 388, 72, HEAD_FLAT);
+    one_head(r, DG_FMT_BF16, 4, 264, 64, HEAD_TWINS);
+    one_head(r, DG_FMT_BF16, 9, 388, 72, HEAD_ODD);
+    one_head(r, DG_FMT_BF16, 9, 390, 72, HEAD_PLAIN); /* ids in no whole quads */
+    if (r->c->small)
+        return;
+    /* both halves of the tokens and of a tile of ids, and where they end; more tiles than blocks, so that rings go on from one to the next */
+    static const int shape[][3] = {{1, 4, 8}, {64, 128, 64}, {65, 256, 128}, {128, 260, 328}, {129, 384, 72}, {193, 1284, HIDDEN}, {200, 516, 2816}};
+    for (size_t s = 0; s < sizeof shape / sizeof *shape; s++)
+        for (int kind = HEAD_PLAIN; kind <= HEAD_TWINS; kind++)
+            one_head(r, DG_FMT_BF16, shape[s][0], shape[s][1], shape[s][2], (enum head_rows)kind);
+    one_head(r, DG_FMT_BF16, 200, HEAD_VOCAB, 72, HEAD_FLAT);
+    one_head(r, DG_FMT_BF16, 100, HEAD_VOCAB - 124, 72, HEAD_TWINS);
+    one_head(r, DG_FMT_BF16, 150, 17000, 328, HEAD_PLAIN);
+    one_head(r, DG_FMT_BF16, 150, 1284, HIDDEN, HEAD_ODD);
 }
 
 static void case_row_stats(struct op_run *r) {

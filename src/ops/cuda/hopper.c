@@ -92,6 +92,18 @@ static bool map_rows(struct dg_backend *be, struct dgc_tmap *m, bool bf16, const
                       "describing a matrix");
 }
 
+/* Half of every four rows, from the first or the third on, in boxes of 64 values by half of 64 fours. */
+static bool map_quads(struct dg_backend *be, struct dgc_tmap *m, const struct dgc_mat *w, int half) {
+    enum { BF16 = 9, SWIZZLE_128 = 3, PROMOTE_128 = 2 };
+    const uint64_t dims[3] = {(uint64_t)w->k, 2, (uint64_t)w->n / 4}, strides[2] = {(uint64_t)w->row_bytes, (uint64_t)w->row_bytes * 4};
+    const uint32_t box[3] = {64, 2, 64}, step[3] = {1, 1, 1};
+    const uint8_t *p = w->p + 2 * half * w->row_bytes;
+    void *base;
+    memcpy(&base, &p, sizeof p);
+    return dg_cuda_ok(be, dg_cuda_of(be)->d.tensor_map_tiled(m, BF16, 3, base, dims, strides, box, step, 0, SWIZZLE_128, PROMOTE_128, 0),
+                      "describing the embedding");
+}
+
 /* Rows that the copy engine can read. */
 static bool mappable(const void *p, int64_t pitch, int32_t k) { return k % 8 == 0 && at_vectors(p, pitch); }
 
@@ -218,26 +230,33 @@ bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_ar
     return true;
 }
 
-#define HEAD_ROWS 256 /* of one launch */
+#define HEAD_ROWS (2 * DGC_HEAD_HALF) /* of one launch */
+
+/* Logits of up to HEAD_ROWS rows, x: pitch bytes a row. False when a map could not be made, which is said. */
+static bool head_rows(struct dg_backend *be, const struct dgc_mat *w, const void *x, int64_t pitch, struct dgc_head_sm90_args *h) {
+    if (!map_quads(be, &h->w[0], w, 0) || !map_quads(be, &h->w[1], w, 1) || !map_rows(be, &h->x, true, x, w->k, h->rows, pitch, 64))
+        return false;
+    unsigned blocks = (unsigned)dg_cuda_of(be)->n_sm & ~1u; /* whole pairs */
+    dgc_launch_head_sm90(be, h->rows > DGC_HEAD_HALF ? DGC_K_head_sm90_pair : DGC_K_head_sm90, blocks, 1, DGC_HEAD_SHARED, h);
+    return true;
+}
 
 bool dg_cuda_hopper_head(struct dg_backend *be, const struct dgc_linear_args *a, struct dg_row_stats *s) {
     struct dg_cuda *cu = dg_cuda_of(be);
     const struct dgc_mat *w = &a->w[0];
     int64_t pitch = a->x.ld * 2;
     if (!(cu->hopper & DG_CUDA_H_HEAD) || a->x.dtype != DGC_BF16 || w->fmt != DGC_FMT_BF16 || !mappable(a->x.p, pitch, w->k) ||
-        !mappable(w->p, w->row_bytes, w->k) || w->n % 4 != 0 || w->n > cu->model.cfg.vocab)
+        !mappable(w->p, w->row_bytes, w->k) || !at_vectors(a->y.p, a->y.ld * 4) || w->n % 4 != 0 || w->n > cu->model.cfg.vocab)
         return false;
-    int32_t parts = (int32_t)tiles(w->n, 128);
+    int32_t parts = (int32_t)tiles(w->n, DGC_STATS_TILE);
     for (int32_t row = 0; row < a->rows; row += HEAD_ROWS) {
         int32_t n = a->rows - row < HEAD_ROWS ? a->rows - row : HEAD_ROWS;
         struct dgc_head_sm90_args h = {.logits = (float *)a->y.p + row * a->y.ld, .partial = cu->s.head_part, .ld = a->y.ld,
                                        .prm = cu->dev_params, .vocab = w->n, .k = w->k, .rows = n, .cap = a->cap};
-        if (!map_rows(be, &h.w, true, w->p, w->k, w->n, w->row_bytes, 128) ||
-            !map_rows(be, &h.x, true, (const char *)a->x.p + row * pitch, w->k, n, pitch, 256))
+        if (!head_rows(be, w, (const char *)a->x.p + row * pitch, pitch, &h))
             return true;
-        dgc_launch_head_sm90(be, DGC_K_head_sm90, (unsigned)parts, 1, DGC_GEMM_SHARED(128, 256, 4), &h);
-        struct dgc_head_stats_args t = {cu->s.head_part, cu->dev_params, s->entropy + row, s->max + row, s->sum + row, s->p_max + row,
-                                        s->argmax + row, parts, s->tile_max ? s->tile_max + (int64_t)row * parts : NULL};
+        struct dgc_head_stats_args t = {h.partial, h.logits, h.ld, cu->dev_params, s->entropy + row, s->max + row, s->sum + row, s->p_max + row,
+                                        s->argmax + row, parts, w->n, s->tile_max ? s->tile_max + (int64_t)row * parts : NULL};
         dgc_launch_head_stats(be, DGC_K_head_stats, (unsigned)n, 1, 0, &t);
     }
     return true;

@@ -267,24 +267,32 @@ struct dgc_gemm_args {
 #define DGC_GEMM_TOKENS 128
 #define DGC_GEMM_PAIR_SHARED(bw, stages) (DGC_GEMM_SHARED(bw, DGC_GEMM_TOKENS, stages) + (bw) * 256 + 8)
 
-/* logits[m][v] = cap * tanh(x[m] . w[v] / cap), and per token and 128 vocabulary rows {largest logit, its id as an int, sum of
- * exp((logit - largest) / T), the same weighted with (logit - largest) / T} in partial [rows][ceil(vocab / 128)][4]. rows <= 256,
- * 4 | vocab. Grid: ceil(vocab / 128). */
+/* The output head (head_sm90a.cu): logits[m][v] = cap * tanh(x[m] . w[v] / cap), rows of them at multiples of 16 bytes, and per token and
+ * DGC_STATS_TILE vocabulary rows {largest logit, sum of exp((logit - largest) / T), the same weighted with (logit - largest) / T, 0} in partial
+ * [rows][ceil(vocab / DGC_STATS_TILE)][4]. 4 | vocab, 4 | ld. Maps: bf16, 128-byte swizzle; w: {k, 2, vocab / 4} with strides of one row and of
+ * four and boxes {64, 2, 64}, the first one from row 0 on, the second from row 2 on; x {k, rows} with boxes {64, 64}. rows: up to DGC_HEAD_HALF;
+ * _pair: up to twice as many. Grid: any number of blocks, best one a multiprocessor; _pair: any even number. */
 struct dgc_head_sm90_args {
-    struct dgc_tmap w, x;
+    struct dgc_tmap w[2], x;
     float *logits, *partial;
     int64_t ld;
     const struct dgc_params *prm;
     int32_t vocab, k, rows;
     float cap;
 };
+#define DGC_HEAD_HALF 128       /* tokens of a block */
+#define DGC_HEAD_ID_STAGES 5    /* of 256 ids */
+#define DGC_HEAD_TOKEN_STAGES 4 /* of either 64 tokens */
+#define DGC_HEAD_SHARED (DGC_HEAD_ID_STAGES * (32768 + 16) + 2 * DGC_HEAD_TOKEN_STAGES * (8192 + 16) + 16)
 
+/* Statistics of rows from those partial ones. tiles: ceil(vocab / DGC_STATS_TILE). Grid: a block a row. */
 struct dgc_head_stats_args {
-    const float *partial;
+    const float *partial, *logits;
+    int64_t ld;
     const struct dgc_params *prm;
     float *entropy, *max, *sum, *p_max;
     int32_t *argmax;
-    int32_t tiles;
+    int32_t tiles, vocab;
     float *tile_max; /* [rows][tiles], or NULL */
 };
 
@@ -614,8 +622,9 @@ struct dgc_top_values_args {
     K(gemm_glu_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5)) \
     K(gemm_144x128, gemm, gemm_pair_sm90a, 288, DGC_GEMM_SHARED(144, DGC_GEMM_TOKENS, 6))      \
     K(gemm_88x128_pair, gemm, gemm_pair_sm90a, 288, DGC_GEMM_PAIR_SHARED(88, 7))               \
-    K(head_sm90, head_sm90, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))  \
-    K(head_stats, head_stats, gemm_sm90a, 256, 0)                           \
+    K(head_sm90, head_sm90, head_sm90a, 384, DGC_HEAD_SHARED)               \
+    K(head_sm90_pair, head_sm90, head_sm90a, 384, DGC_HEAD_SHARED)          \
+    K(head_stats, head_stats, head_sm90a, 256, 0)                           \
     K(soft_sm90, soft_sm90, soft_sm90a, 384, DGC_SOFT_SM90_SHARED)          \
     K(flash_sm90_256, flash_sm90, flash_sm90a, 384, DGC_FLASH_256_SHARED)   \
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \

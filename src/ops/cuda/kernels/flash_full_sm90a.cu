@@ -60,7 +60,6 @@ template <int BOXES, int N> DGC_FN void bring(struct ring<N> &r, const struct dg
         dg_tma_load(to + i * BOX, map, (z + (i ^ turn)) * 64, slot, full, keep);
     ring_next(r);
 }
-
 /* Where the block's next tile lies; a ring's slots are whole tiles. */
 DGC_FN int next_slot(const struct dgc_flash_sm90_args &a, int slot, int step) {
     slot += step * KEYS;

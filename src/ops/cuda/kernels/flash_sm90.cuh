@@ -7,13 +7,7 @@
 
 #define KEYS 64     /* of a tile */
 #define STAGE 32768 /* bytes of a stage: 64 keys by 256 dimensions of keys or of values */
-#define LOG2E 1.4426950408889634f
 
-DGC_FN float dg_exp2(float x) {
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
 template <int THREADS> DGC_FN void dg_sync_some(int id) {
     __syncwarp(); /* a warp that comes in pieces would be counted once for each */
     asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
@@ -55,24 +49,6 @@ DGC_FN struct span span_of_canvas(const struct dgc_flash_args &f, int step, int 
     return b;
 }
 
-/* Where a thread stands in a ring of N stages. */
-template <int N> struct ring {
-    unsigned full, empty, base, phase;
-    int s;
-};
-template <int N> DGC_FN void ring_next(struct ring<N> &r) {
-    if (++r.s == N) {
-        r.s = 0;
-        r.phase ^= 1;
-    }
-}
-/* users: warps that give a stage back. */
-template <int N> DGC_FN void ring_init(const struct ring<N> &r, int users) {
-    for (int i = 0; i < N; i++) {
-        dg_bar_init(r.full + i * 8, 1);
-        dg_bar_init(r.empty + i * 8, users);
-    }
-}
 /* The thread that fills: a stage with 256 dimensions, from the z-th 64 on, of the 64 keys at a slot; the stage's i-th 64 are the (i ^ turn)-th of
  * them. */
 template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap *map, int slot, int z, uint64_t keep, int turn) {
@@ -81,11 +57,6 @@ template <int N> DGC_FN void ring_fill(struct ring<N> &r, const struct dgc_tmap 
     for (int i = 0; i < 4; i++)
         dg_tma_load(r.base + r.s * STAGE + i * 8192, map, (z + (i ^ turn)) * 64, slot, r.full + r.s * 8, keep);
     ring_next(r);
-}
-/* One lane a warp gives a stage back. */
-template <int N> DGC_FN void ring_release(const struct ring<N> &r, int stage) {
-    if ((threadIdx.x & 31) == 0)
-        dg_bar_arrive(r.empty + stage * 8);
 }
 
 /* What the lane's two rows see, counted from the block's first tile, and their running softmax. */

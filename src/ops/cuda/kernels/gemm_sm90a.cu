@@ -1,4 +1,4 @@
-/* Dense products on Hopper: y[m][n] = x[m] . w[n], bf16 weights and activations, f32 accumulators; and the output head.
+/* Dense products on Hopper: y[m][n] = x[m] . w[n], bf16 weights and activations, f32 accumulators.
  *
  * The weights' rows are wgmma's 64-row A operand and the tokens the N operand, both through TMA with the 128-byte swizzle.
  * One block, one tile: BW weight rows by BT tokens, two consumer warpgroups, one producer warp.
@@ -11,14 +11,7 @@
 
 #define GEMM_THREADS 384
 
-enum gemm_epilogue { GEMM_PLAIN, GEMM_GLU, GEMM_HEAD };
-
-struct gemm_head {
-    float *logits;
-    long long ldl;
-    float cap, inv_t;
-    float4 *partial;
-};
+enum gemm_epilogue { GEMM_PLAIN, GEMM_GLU };
 
 /* The product: up to three matrices side by side. */
 struct gemm_args {
@@ -27,7 +20,6 @@ struct gemm_args {
     uint16_t *y;
     long long ldy;
     bool both; /* GLU: maps[0] has gate and up */
-    struct gemm_head head;
 };
 
 DGC_FN void gemm_stmatrix4(unsigned addr, unsigned a, unsigned b, unsigned c, unsigned d) {
@@ -73,86 +65,6 @@ DGC_FN void gemm_store(const float *acc, unsigned char *buf, int bar, uint16_t *
             for (int j = 0; j < 8; j++)
                 out[m * ldy + c * 8 + j] = ((const uint16_t *)(buf + m * pitch + c * 16))[j];
     }
-}
-
-/* cap * tanh(z / cap); what is not finite stays so. */
-DGC_FN float gemm_softcap(float z, float cap, float two_over_cap) {
-    float y = cap - __fdividef(2.0f * cap, 1.0f + __expf(fminf(z * two_over_cap, 80.0f)));
-    return fabsf(z) < DGC_INF ? y : z;
-}
-
-/* Logits of 128 vocabulary rows by 256 tokens, and per token their largest (lowest id), sum of exp((x - max) / T) and that sum weighted
- * with (x - max) / T. tile: shared memory, 256 rows of HEAD_PITCH floats. */
-#define HEAD_PITCH 132
-DGC_FN void gemm_head_store(const float (&acc)[128], float *tile, const struct gemm_head &h, int row, int rows, int M) {
-    int wg = threadIdx.x >> 7, warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, g = lane >> 2, q = lane & 3;
-    float *at = tile + wg * 64 + warp * 16 + g, k = 2.0f / h.cap;
-#pragma unroll
-    for (int i = 0; i < 32; i++)
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float *o = at + (8 * i + 2 * q + j) * HEAD_PITCH;
-            o[0] = gemm_softcap(acc[4 * i + j], h.cap, k);
-            o[8] = gemm_softcap(acc[4 * i + 2 + j], h.cap, k);
-        }
-    gemm_sync<256>(1);
-    int token = threadIdx.x;
-    if (token < M) {
-        const float4 *z = (const float4 *)(tile + token * HEAD_PITCH);
-        /* four chains, for every fourth id each, so that latencies overlap; merged in one fixed order */
-        float m[4], s[4] = {0, 0, 0, 0}, t[4] = {0, 0, 0, 0};
-        int a[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            m[j] = -DGC_INF;
-            a[j] = 0;
-        }
-#pragma unroll 4
-        for (int i = 0; i < rows / 4; i++) {
-            float4 v = z[i];
-            const float c[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                if (c[j] > m[j]) {
-                    m[j] = c[j];
-                    a[j] = 4 * i + j;
-                }
-        }
-        float max = m[0];
-        int arg = a[0];
-#pragma unroll
-        for (int j = 1; j < 4; j++)
-            if (m[j] > max || (m[j] == max && a[j] < arg)) {
-                max = m[j];
-                arg = a[j];
-            }
-#pragma unroll 4
-        for (int i = 0; i < rows / 4; i++) {
-            float4 v = z[i];
-            const float c[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float d = (c[j] - max) * h.inv_t, e = __expf(d);
-                s[j] += e;
-                t[j] += e * d;
-            }
-        }
-        float sum = (s[0] + s[1]) + (s[2] + s[3]), moment = (t[0] + t[1]) + (t[2] + t[3]);
-        h.partial[(long long)token * gridDim.x + blockIdx.x] = make_float4(max, __int_as_float(row + arg), sum, moment);
-    }
-    for (int m = threadIdx.x >> 5; m < M; m += 8)
-        if (lane * 4 < rows) {
-            float *to = h.logits + m * h.ldl + row + lane * 4;
-            float4 v = *(const float4 *)(tile + m * HEAD_PITCH + lane * 4);
-            if (!(((uint64_t)h.logits | (uint64_t)h.ldl * 4) & 15)) {
-                *(float4 *)to = v;
-            } else {
-                to[0] = v.x;
-                to[1] = v.y;
-                to[2] = v.z;
-                to[3] = v.w;
-            }
-        }
 }
 
 /* The first stages' weights come before what the launch before this one leaves: nothing in a pass writes weights. */
@@ -249,9 +161,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
     dg_wgmma_wait<0>();
     /* Every load of this block has been waited for by a warpgroup that comes to this barrier, so past it the stages are free. */
     gemm_sync<256>(1);
-    if constexpr (EPI == GEMM_HEAD) {
-        gemm_head_store(acc, (float *)smem, p.head, row, min(BW, n - row), p.M);
-    } else if constexpr (KSPLIT) {
+    if constexpr (KSPLIT) {
         /* each hands the other one half of its tokens and finishes the other half; a sum of two has one order */
         int tid = threadIdx.x & 127;
         float *theirs = (float *)smem + wg * (N / 4 * 128);
@@ -279,59 +189,10 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
 /* Name: BW x BT, k = KSPLIT. */
 #define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, EPI)                                                                                \
     DGC_KERNEL_ONE(name, gemm, GEMM_THREADS) {                                                                                      \
-        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, a.both != 0, {}});                    \
+        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, a.both != 0});           \
     }
 GEMM_ENTRY(gemm_128x256, 128, 256, 4, false, GEMM_PLAIN)
 GEMM_ENTRY(gemm_64x256, 64, 256, 5, false, GEMM_PLAIN)
 GEMM_ENTRY(gemm_64x256k, 64, 256, 5, true, GEMM_PLAIN)
 GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
 GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
-
-DGC_KERNEL_ONE(head_sm90, head_sm90, GEMM_THREADS) {
-    dgc_chain();
-    gemm_body<128, 256, 4, false, GEMM_HEAD>(
-        {&a.w, &a.x, a.vocab, 0, 0, a.k, a.rows, 0, 0, false, {a.logits, a.ld, a.cap, a.prm->inv_t_head, (float4 *)a.partial}});
-}
-
-struct head_stat {
-    float max, sum, moment;
-    int arg;
-};
-/* b's terms are brought to a's largest logit, or a's to b's; the lower id wins a tie. */
-DGC_FN struct head_stat head_merge(struct head_stat a, struct head_stat b, float inv_t) {
-    struct head_stat o = b.max > a.max || (b.max == a.max && b.arg < a.arg) ? b : a;
-    float da = (a.max - o.max) * inv_t, db = (b.max - o.max) * inv_t, wa = a.sum == 0 ? 0 : __expf(da), wb = b.sum == 0 ? 0 : __expf(db);
-    o.moment = (a.sum == 0 ? 0 : wa * (a.moment + da * a.sum)) + (b.sum == 0 ? 0 : wb * (b.moment + db * b.sum));
-    o.sum = wa * a.sum + wb * b.sum;
-    return o;
-}
-
-/* Row statistics from head_sm90's partial sums. One block a row. */
-DGC_KERNEL(head_stats, head_stats, 256) {
-    float inv_t = a.prm->inv_t_head;
-    __shared__ struct head_stat part[256];
-    const struct head_stat none = {-DGC_INF, 0, 0, 0x7fffffff};
-    struct head_stat s = none;
-    for (int i = threadIdx.x; i < a.tiles; i += 256) {
-        float4 v = ((const float4 *)a.partial)[(int64_t)blockIdx.x * a.tiles + i];
-        struct head_stat t = {v.x, v.z, v.w, __float_as_int(v.y)};
-        if (a.tile_max)
-            a.tile_max[(int64_t)blockIdx.x * a.tiles + i] = v.x;
-        s = i == threadIdx.x ? t : head_merge(s, t, inv_t);
-    }
-    part[threadIdx.x] = s;
-    for (int d = 128; d > 0; d /= 2) {
-        __syncthreads();
-        if (threadIdx.x < d)
-            part[threadIdx.x] = head_merge(part[threadIdx.x], part[threadIdx.x + d], inv_t);
-    }
-    if (threadIdx.x == 0) {
-        struct head_stat r = part[0];
-        float h = logf(r.sum) - r.moment / r.sum;
-        a.entropy[blockIdx.x] = h < 0 ? 0 : h;
-        a.max[blockIdx.x] = r.max * inv_t;
-        a.sum[blockIdx.x] = r.sum;
-        a.p_max[blockIdx.x] = 1.0f / r.sum;
-        a.argmax[blockIdx.x] = r.arg;
-    }
-}

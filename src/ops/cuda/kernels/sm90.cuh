@@ -22,6 +22,13 @@ DGC_FN float dg_gelu(float x) {
     return __fdividef(x, 1.0f + __expf(fminf(-2.0f * u, 80.0f)));
 }
 
+#define LOG2E 1.4426950408889634f
+DGC_FN float dg_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /* ---- mbarriers: addresses are shared-space u32 ---- */
 DGC_FN void dg_bar_init(unsigned bar, unsigned count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(bar), "r"(count) : "memory"); }
 DGC_FN void dg_bar_init_fence(void) {
@@ -52,8 +59,33 @@ DGC_FN void dg_sts(unsigned addr, unsigned v) { asm volatile("st.shared.b32 [%0]
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
 DGC_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/* ---- rings of stages, filled by one thread ---- */
+/* Where a thread stands in a ring of N stages. */
+template <int N> struct ring {
+    unsigned full, empty, base, phase;
+    int s;
+};
+template <int N> DGC_FN void ring_next(struct ring<N> &r) {
+    if (++r.s == N) {
+        r.s = 0;
+        r.phase ^= 1;
+    }
+}
+/* users: warps that give a stage back. */
+template <int N> DGC_FN void ring_init(const struct ring<N> &r, int users) {
+    for (int i = 0; i < N; i++) {
+        dg_bar_init(r.full + i * 8, 1);
+        dg_bar_init(r.empty + i * 8, users);
+    }
+}
+/* One lane a warp gives a stage back. */
+template <int N> DGC_FN void ring_release(const struct ring<N> &r, int stage) {
+    if ((threadIdx.x & 31) == 0)
+        dg_bar_arrive(r.empty + stage * 8);
+}
+
 /* ---- pairs: clusters of two blocks ---- */
-/* This block's place in its pair. */
+/* This block's place in its pair; 0 without one. */
 DGC_FN unsigned dg_pair_rank(void) {
     unsigned r;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
@@ -122,6 +154,19 @@ DGC_FN void dg_tma_load_4d(unsigned dst, const void *map, int x, int y, int z, i
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3, %4, %5}], [%6], %7;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "l"(policy)
+                 : "memory");
+}
+/* Boxes of three dimensions, likewise. */
+DGC_FN void dg_tma_load3(unsigned dst, const void *map, int x, int y, int z, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+                 "%3, %4}], [%5], %6;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy)
+                 : "memory");
+}
+DGC_FN void dg_tma_load3_both(unsigned dst, const void *map, int x, int y, int z, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster.L2::cache_hint [%0], [%1, "
+                 "{%2, %3, %4}], [%5], %6, %7;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "h"((uint16_t)3), "l"(policy)
                  : "memory");
 }
 DGC_FN uint64_t dg_policy_first(void) {
