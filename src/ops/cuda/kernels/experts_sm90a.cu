@@ -227,7 +227,7 @@ template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4]
     dg_wgmma_commit();
 }
 /* acc += G groups at slot, the next one decoded while the tensor cores work on the last. b: descriptor of the tokens' first group, STEP
- * bytes from one group's to the next's. release: arrived at once the weights have been read. On entry and on return the last group's
+ * bytes from one group's to the next's. release: arrived at once the weights have been read; 0, of a single group: not yet. On entry and on return the last group's
  * products may still be on their way, reading a[1] (G odd: none are on return). */
 template <class W, int G, int STEP, int R>
 DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, unsigned b,
@@ -240,7 +240,7 @@ DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned c
         if (g + 1 < G)
             W::load(slot + (g + 1) * W::GROUP, l, v);
         dg_q4_issue(acc, a[g & 1], b + g * (STEP >> 4));
-        if (g + 1 == G)
+        if (g + 1 == G && (G > 1 || release))
             dg_warp_arrive(release);
         dg_wgmma_wait<1>();
     }
@@ -494,12 +494,12 @@ DGC_FN void up_body(const struct st_arg &a) {
 /* A unit is a tile of 64 rows over the whole of K, one warpgroup's work. All of K of an entry's tokens stays in shared memory (BUFS
  * buffers), in chunks of 4 groups with barriers of their own, and each warpgroup streams its units past it through a ring of its own,
  * SLOTS slots of G groups, that one thread of a producer warp fills. */
-template <class W_, int NMAX_, int NARROW_, int G_, int SLOTS_, int BUFS_, bool GLU_> struct st_cfg {
+template <class W_, int NMAX_, int NARROW_, int TINY_, int G_, int SLOTS_, int BUFS_, bool GLU_> struct st_cfg {
     using W = W_;
     static constexpr int NMAX = NMAX_, G = G_, SLOTS = SLOTS_, BUFS = BUFS_;
     static constexpr int WG = 4, PW = 2, TW = 2; /* warpgroups; warps that load weights, warps that load tokens */
     static constexpr int SLOT = G * W::GROUP, RING = SLOTS * SLOT, TOKENS = NMAX * 128; /* bytes; TOKENS of a group */
-    static constexpr int NARROW = NARROW_; /* entries of as many tokens at most have code of their own */
+    static constexpr int NARROW = NARROW_, TINY = TINY_; /* entries of as many tokens at most have code of their own; the same: none */
     static constexpr bool GLU = GLU_;
 };
 struct st_bars {
@@ -539,21 +539,22 @@ template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int
     }
 }
 
-/* TW warps: row n of an entry belongs to warp n % TW. */
+/* TW warps: row n of an entry belongs to warp n % TW. Rows that the products read behind the last token are zero, which takes the least power. */
 template <class C> DGC_FN void st_tokens(const struct st_arg &a, int begin, int end, unsigned b, struct st_bars bar, int warp) {
     int lane = threadIdx.x & 31, tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
     unsigned phase = 0;
     for (int u = begin; u < end; u = (u / tiles + 1) * tiles) {
         struct dgc_moe_entry e = a.entries[u / tiles];
         int n = lane * C::TW + warp, src = n < e.n ? C::GLU ? a.slot_pair[e.slot + n] / a.topk : e.slot + n : 0;
+        int wide = e.n <= C::TINY ? C::TINY : e.n <= C::NARROW ? C::NARROW : C::NMAX;
         for (int c = 0; c < chunks; c++) {
             dg_bar_wait(bar.b_empty + (buf * chunks + c) * 8, phase ^ 1);
             int group = c * 4 + (lane >> 3);
             unsigned at = b + (buf * groups + group) * C::TOKENS;
-            for (int i = 0, m = warp; m < e.n; i++, m += C::TW) {
+            for (int i = 0, m = warp; m < wide; i++, m += C::TW) {
                 int64_t r = __shfl_sync(~0u, src, i);
                 if (group < groups)
-                    dg_cp_async16(at + dg_sw128(m, lane & 7), a.x + r * a.k + c * 256 + lane * 8);
+                    dg_cp_async16_if(at + dg_sw128(m, lane & 7), a.x + r * a.k + c * 256 + lane * 8, m < e.n);
             }
             if (!C::GLU && c + 1 == chunks && n < e.n)
                 dg_cp_async4(bar.pair + (buf * C::NMAX + n) * 4, a.slot_pair + e.slot + n);
@@ -615,6 +616,9 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
         int left = groups - g;
         if (left >= C::G)
             dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, bd, release);
+        else if (C::GLU) /* its three widths leave no registers for code of each length */
+            for (int i = 0; i < left; i++)
+                dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + i * C::W::GROUP, l, bd + i * (C::TOKENS >> 4), i + 1 == left ? release : 0);
         else if (left == 3)
             dg_q4_slot<typename C::W, 3, C::TOKENS>(acc, w, s, l, bd, release);
         else if (left == 2)
@@ -657,7 +661,9 @@ DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigne
         for (bool first = true; u < stop; u += C::WG, first = false) {
             bool last = u + C::WG >= stop;
             unsigned pair = bar.pair + buf * C::NMAX * 4;
-            if (C::NARROW < C::NMAX && e.n <= C::NARROW)
+            if (C::TINY < C::NARROW && e.n <= C::TINY)
+                st_unit<C, C::TINY>(a, at, l, first, last, e, u % tiles, pair);
+            else if (C::NARROW < C::NMAX && e.n <= C::NARROW)
                 st_unit<C, C::NARROW>(a, at, l, first, last, e, u % tiles, pair);
             else
                 st_unit<C, C::NMAX>(a, at, l, first, last, e, u % tiles, pair);
@@ -721,16 +727,16 @@ template <class C> DGC_FN void st_body(const struct st_arg &a) {
 #define DOWN_ARGS {a.w, a.x, a.k, a.rows, 0, a.entries, a.n_entries, a.slot_pair, a.out, a.global}
 
 /* h[slot][moe] = bf16(gelu_tanh(gate x) * (up x)) for every pair, permuted in 64-groups. */
-DGC_KERNEL_ONE(moe_up_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 16, 4, 2, 1, true>>(UP_ARGS); }
+DGC_KERNEL_ONE(moe_up_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 16, 8, 4, 2, 1, true>>(UP_ARGS); }
 DGC_KERNEL_ONE(moe_up_n64, moe, 640) { up_body<dg_q4, 4, 64, 3>(UP_ARGS); }
-DGC_KERNEL_ONE(moe_up_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 16, 4, 2, 1, true>>(UP_ARGS); }
+DGC_KERNEL_ONE(moe_up_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 16, 8, 4, 2, 1, true>>(UP_ARGS); }
 DGC_KERNEL_ONE(moe_up_nv_n64, moe, 640) { up_body<dg_nv, 4, 64, 3>(UP_ARGS); }
 
 /* d[pair][hidden] = down h[slot of the pair], f32. */
-DGC_KERNEL_ONE(moe_down_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 24, 4, 4, 2, false>>(DOWN_ARGS); }
-DGC_KERNEL_ONE(moe_down_n64, moe, 640) { st_body<st_cfg<dg_q4, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
-DGC_KERNEL_ONE(moe_down_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 24, 4, 4, 2, false>>(DOWN_ARGS); }
-DGC_KERNEL_ONE(moe_down_nv_n64, moe, 640) { st_body<st_cfg<dg_nv, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_n24, moe, 640) { st_body<st_cfg<dg_q4, 24, 16, 16, 4, 4, 2, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_n64, moe, 640) { st_body<st_cfg<dg_q4, 64, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_nv_n24, moe, 640) { st_body<st_cfg<dg_nv, 24, 16, 16, 4, 4, 2, false>>(DOWN_ARGS); }
+DGC_KERNEL_ONE(moe_down_nv_n64, moe, 640) { st_body<st_cfg<dg_nv, 64, 64, 64, 2, 6, 1, false>>(DOWN_ARGS); }
 
 /* y[row][c] = sum over r of weight[row][r] * d[row * topk + r][c], r ascending. d's lines leave the L2 without being written to memory. topk <= 8
  * runs with all loads in flight. */

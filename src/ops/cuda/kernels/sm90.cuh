@@ -130,6 +130,10 @@ DGC_FN void dg_grid_launch(void) { asm volatile("griddepcontrol.launch_dependent
 DGC_FN void dg_cp_async16(unsigned dst, const void *src) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
 }
+/* The same, or zeros; src can be read in either case. */
+DGC_FN void dg_cp_async16_if(unsigned dst, const void *src, bool on) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(on ? 16 : 0) : "memory");
+}
 DGC_FN void dg_cp_async4(unsigned dst, const void *src) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(dst), "l"(src) : "memory");
 }
@@ -202,6 +206,13 @@ template <int R> DGC_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.s
 /* d += a . b for 64 rows and N columns, k16. The wrappers below differ in N alone (the number of accumulators picks one). */
 #define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
+DGC_FN void dg_wgmma_rs(float (&d)[4], const unsigned (&a)[4], unsigned b) {
+    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%8, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3}, "
+        "{%4, %5, %6, %7}, b, 1, 1, 1, 0;\n}"
+        : DG_ACC4(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+}
 DGC_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%12, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
