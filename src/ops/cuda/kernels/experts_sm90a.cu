@@ -227,8 +227,8 @@ template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4]
     dg_wgmma_commit();
 }
 /* acc += G groups at slot, the next one decoded while the tensor cores work on the last. b: descriptor of the tokens' first group, STEP
- * bytes from one group's to the next's. release: arrived at once the weights have been read; 0, of a single group: not yet. On entry and on return the last group's
- * products may still be on their way, reading a[1] (G odd: none are on return). */
+ * bytes from one group's to the next's. release: arrived at once the weights have been read; 0, of a single group: not yet. On entry and
+ * on return the last group's products may still be on their way, reading a[1] (G odd: none are on return). */
 template <class W, int G, int STEP, int R>
 DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, unsigned b,
                       unsigned release) {
