@@ -234,6 +234,14 @@ static void case_linear(struct op_run *r) {
         one_linear(r, fmt, 9, 40, 64, 1, false, OP_TINY);
         if (step == 1)
             one_linear(r, fmt, 5, 33, 37, 2, true, OP_RANDOM); /* a width that is a multiple of nothing */
+        if (fmt == DG_FMT_BF16 && r->c->small && !r->c->emulated) { /* each kernel for few rows of compute capability 9.0 */
+            r->rows_at = OP_ROWS_WHOLE;
+            one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
+            one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
+            one_linear(r, fmt, 140, 96, 64, 1, false, OP_RANDOM);
+            one_linear(r, fmt, 5, 9224, 64, 1, false, OP_RANDOM);
+            r->rows_at = OP_ROWS_ANY;
+        }
         if (!r->c->small) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
@@ -955,6 +963,10 @@ static void case_head(struct op_run *r) {
     one_head(r, DG_FMT_BF16, 4, 264, 64, HEAD_TWINS);
     one_head(r, DG_FMT_BF16, 9, 388, 72, HEAD_ODD);
     one_head(r, DG_FMT_BF16, 9, 390, 72, HEAD_PLAIN); /* ids in no whole quads */
+    if (!r->c->emulated && r->c->small) { /* pairs of blocks, some with a second tile */
+        one_head(r, DG_FMT_BF16, 129, 384, 72, HEAD_PLAIN);
+        one_head(r, DG_FMT_BF16, 130, 17156, 72, HEAD_PLAIN);
+    }
     if (r->c->small)
         return;
     /* both halves of the tokens and of a tile of ids, and where they end; more tiles than blocks, so that rings go on from one to the next */

@@ -124,9 +124,9 @@ static unsigned gemm_blocks(const struct dgc_linear_args *a, const struct gemm *
     return n * g->blocks;
 }
 
-/* Whether all tiles of a few rows run at the same time. */
-static bool at_once(const struct dg_cuda *cu, const struct dgc_linear_args *a, const struct gemm *g) {
-    return a->rows <= 256 && gemm_blocks(a, g) * tiles(a->rows, g->bt) <= (unsigned)cu->n_sm;
+/* Whether there are few rows, whose tiles run in so many waves. */
+static bool runs_in(const struct dg_cuda *cu, const struct dgc_linear_args *a, const struct gemm *g, unsigned waves) {
+    return a->rows <= 256 && gemm_blocks(a, g) * tiles(a->rows, g->bt) <= waves * (unsigned)cu->n_sm;
 }
 
 /* Of the kernels that leave the same bits. n: rows of all matrices. */
@@ -139,9 +139,9 @@ static const struct gemm *gemm_for(const struct dg_cuda *cu, const struct dgc_li
 #undef TILES
     if (a->epi == DGC_EPI_GLU)
         return a->rows <= 256 ? &glu_few : &glu;
-    if (n < 8192)
-        return at_once(cu, a, &split_few) ? &split_few : &split;
-    return at_once(cu, a, &narrow) ? &narrow : at_once(cu, a, &few) ? &few : &many;
+    if (n < 8192) /* two waves of a tile in half the steps still take less than one of whole ones */
+        return runs_in(cu, a, &split_few, 2) ? &split_few : &split;
+    return runs_in(cu, a, &narrow, 1) ? &narrow : runs_in(cu, a, &few, 1) ? &few : &many;
 }
 
 /* Gate and up as one matrix whose rows come in the order of GLU's tiles; where their places, or the driver, do not allow it they have maps of their

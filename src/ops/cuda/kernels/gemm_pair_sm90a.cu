@@ -185,7 +185,9 @@ template <int BW, int STAGES, bool PAIR> DGC_FN void gemm_tokens(const struct dg
             acc[4 * i + 3] += v.w;
         }
     }
-    /* Of every stage this warpgroup's tokens have come and been multiplied, and nobody else reads them: each warp takes those of one. */
+    /* Of every stage this warpgroup's tokens have come and, past this barrier, been multiplied by all its warps; nobody else reads them: each warp
+     * takes those of one. */
+    asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
     int warp = threadIdx.x >> 5 & 3;
     token += wg * 64 + warp * 16;
     gemm_store<BW>(acc, dg_dyn + warp * STAGE + wg * GEMM_HALF, a.y + token * a.ldy + t.col, a.ldy, a.rows - token, t.rows - t.row);

@@ -5,8 +5,8 @@
  *   BW 128           each warpgroup takes 64 weight rows and all tokens
  *   BW 64            each takes all 64 rows and half the tokens
  *   BW 64, KSPLIT    each takes all rows and tokens and every other 64 of K; the two sums are added at the end
- * Which of them runs must depend on the matrix alone: KSPLIT rounds differently from the other two, which agree to the bit; tile sizes
- * change nothing. */
+ * Whether K is split must depend on the matrix alone: KSPLIT rounds differently from the other two, which agree to the bit; tile sizes change
+ * nothing. Up to 256 rows mostly go to gemm_pair_sm90a.cu. */
 #include "ops/cuda/kernels/sm90.cuh"
 
 #define GEMM_THREADS 384
