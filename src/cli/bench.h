@@ -27,6 +27,7 @@ struct dg_bench_opts {
     int64_t rows;               /* step: positions of the canvas; prefill: of a chunk. 0 = a canvas, a session's usual chunk */
     int64_t tokens;             /* prefill and turn: of the prompt */
     int64_t steps;              /* of a block; 0 = as the model stops */
+    int64_t passes;             /* step: that are compared with each other before any is timed; 0 = 2 */
     int64_t repeat;             /* timed runs, at most DG_BENCH_REPEATS_MAX */
     const char *survivors;      /* of random weights: few, as a pack of them has, or, drawn on a GPU only, many; NULL = few */
     int64_t spread;             /* with many: the logits' standard deviation, about */

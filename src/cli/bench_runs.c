@@ -79,33 +79,42 @@ static enum dg_status run_loop(struct step *s, const char *name, double bytes, d
     return DG_OK;
 }
 
-/* A step from the canvas's own embedding, to compare kernels by; on a GPU three times, so that the last is a recording. */
-static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
+/* A step from the canvas's own embedding, and what it leaves of its rows. */
+static enum dg_status seed_step(const struct step *s, float *entropy, int32_t *id, struct dg_error *err) {
     struct dg_session *ss = s->b->s;
+    size_t n = (size_t)s->rows;
+    DG_TRY(denoise(s, DG_SC_SEED, err));
+    ss->be->ops->read(ss->be, entropy, ss->planes->stats.entropy, n * sizeof *entropy);
+    ss->be->ops->read(ss->be, id, ss->planes->stats.argmax, n * sizeof *id);
+    return dg_backend_status(ss->be, err);
+}
+
+/* Such steps, to compare kernels by: all must leave the same. On a GPU there is one more, since the first runs op by op and the second is
+ * recorded. */
+static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     FILE *f = s->b->o->out;
     size_t n = (size_t)s->rows;
-    float *first = dg_calloc(2 * n, sizeof *first), *last = first + n;
-    int32_t *id = dg_calloc(n, sizeof *id);
-    enum dg_status st = first && id ? DG_OK : no_memory(err);
-    int begin = s->b->cuda ? 0 : 1;
-    for (int i = begin; i < 3 && st == DG_OK; i++)
-        if ((st = denoise(s, DG_SC_SEED, err)) == DG_OK)
-            ss->be->ops->read(ss->be, i > begin ? last : first, ss->planes->stats.entropy, n * sizeof *first);
+    int64_t passes = (s->b->o->passes ? s->b->o->passes : 2) + s->b->cuda, i = 0;
+    float *first = dg_calloc(2 * n, sizeof *first), *entropy = first + n;
+    int32_t *first_id = dg_calloc(2 * n, sizeof *first_id), *id = first_id + n;
+    enum dg_status st = first && first_id ? seed_step(s, first, first_id, err) : no_memory(err);
+    for (i = 1; i < passes && st == DG_OK; i++)
+        if ((st = seed_step(s, entropy, id, err)) == DG_OK &&
+            (memcmp(first, entropy, n * sizeof *first) != 0 || memcmp(first_id, id, n * sizeof *id) != 0))
+            st = DG_FAIL(err, DG_E_NUMERIC, "pass %lld left other entropies or argmaxes than the first", (long long)i + 1);
     if (st == DG_OK) {
         double sum = 0;
-        ss->be->ops->read(ss->be, id, ss->planes->stats.argmax, n * sizeof *id);
-        st = dg_backend_status(ss->be, err);
-        for (size_t i = 0; i < n; i++)
-            sum += (double)last[i];
-        fprintf(f, "# mean entropy %.6f, again %s\n# argmax", sum / (double)n, memcmp(first, last, n * sizeof *first) ? "DIFFERS" : "the same");
-        for (size_t i = 0; i < n; i++)
-            fprintf(f, " %d", id[i]);
+        for (size_t r = 0; r < n; r++)
+            sum += (double)first[r];
+        fprintf(f, "# mean entropy %.6f, again the same in %lld passes\n# argmax", sum / (double)n, (long long)i);
+        for (size_t r = 0; r < n; r++)
+            fprintf(f, " %d", first_id[r]);
         fprintf(f, "\n");
-        if (st == DG_OK && !isfinite(sum))
+        if (!isfinite(sum))
             st = DG_FAIL(err, DG_E_NUMERIC, "the logits hold NaN or Inf; diffgemma step-parity shows in which layer it begins");
     }
     dg_free(first);
-    dg_free(id);
+    dg_free(first_id);
     return st;
 }
 

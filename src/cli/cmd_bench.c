@@ -23,7 +23,7 @@ static enum dg_status applies(const struct dg_bench_opts *o, const char *kind, s
     } some[] = {
         {"ctx", o->ctx >= 0, STEP | PREFILL}, {"rows", o->rows > 0, STEP | PREFILL}, {"tokens", o->tokens > 0, PREFILL | TURN},
         {"prompt", o->prompt, TURN},          {"steps", o->steps > 0, STEP | TURN},  {"no-ops", o->no_ops, STEP | PREFILL},
-        {"brief", o->brief, STEP},
+        {"brief", o->brief, STEP},            {"passes", o->passes > 0, STEP},
     };
     for (size_t i = 0; i < DG_ARGS_COUNT(some); i++)
         if (some[i].given && !(some[i].kinds & 1 << o->kind))
@@ -76,6 +76,7 @@ int dg_cmd_bench(int argc, char **argv) {
         {"tokens", 'n', DG_ARG_INT, &o.tokens, 1, DG_CTX_MAX, "N", "of the prompt; prefill: default 2048; turn with --synth: default 30"},
         {"prompt", 'p', DG_ARG_STR, &o.prompt, 0, 0, "TEXT", "turn: the prompt (default: one that asks for a story)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "of a block, all run (default 8; a turn of a model: as it stops)"},
+        {"passes", 0, DG_ARG_INT, &o.passes, 2, 10000000, "N", "step: passes that must leave the same, before any is timed (default 2)"},
         {"repeat", 'r', DG_ARG_INT, &o.repeat, 1, DG_BENCH_REPEATS_MAX, "N", "timed runs (default 7)"},
         {"no-ops", 0, DG_ARG_FLAG, &o.no_ops, 0, 0, NULL, "step and prefill: whole passes only"},
         {"brief", 0, DG_ARG_FLAG, &o.brief, 0, 0, NULL, "step: the pass with sparse self-conditioning and its ops alone"},

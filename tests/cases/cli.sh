@@ -445,6 +445,7 @@ refused "bench: a model and a shape" 2 "not both" bench step -m "$DG_ROOT/models
 refused "bench: --layers without a shape" 2 "--layers goes with --synth" bench step --layers 1
 refused "bench: --experts without a shape" 2 "--experts goes with --synth" bench step --experts q6
 refused "bench: --brief of a prefill" 2 "--brief has no meaning for bench prefill" bench prefill --brief
+refused "bench: --passes of a prefill" 2 "--passes has no meaning for bench prefill" bench prefill --passes 5
 refused "bench: --ctx of a load" 2 "--ctx has no meaning for bench load" bench load --ctx 5
 refused "bench: --prompt of a step" 2 "--prompt has no meaning for bench step" bench step -p Hello
 refused "bench: -n of a model's turn" 2 "the prompt of a turn of a model is a text" bench turn -n 5
@@ -487,7 +488,7 @@ before=$(find /dev/shm "${TMPDIR:-/tmp}" -maxdepth 1 -name 'diffgemma-bench-*' 2
 csv "bench step of random weights" "qkv_full attention_full experts_full norms_full head_and_stats row_stats soft_sparse soft_exact step_sparse loop_sparse step_exact loop_exact" \
     step --synth "$shape" --layers 1 --rows 4 --ctx 5 --repeat 2 --steps 2 --backend cpu
 good=yes
-for words in '^# copy [1-9]' '^# product [0-9.]* TFLOP/s' '^# random weights: few survivors a row' '^# survivors a row: mean [1-9]' '^# mean entropy [0-9.]*, again the same'; do
+for words in '^# copy [1-9]' '^# product [0-9.]* TFLOP/s' '^# random weights: few survivors a row' '^# survivors a row: mean [1-9]' '^# mean entropy [0-9.]*, again the same in 2 passes'; do
     grep -q "$words" "$out" || good="no $words"
 done
 [ "$good" = yes ] && pass "bench step: floors, survivors and a step that repeats" || miss "bench step: floors, survivors and a step that repeats" "$good"
@@ -495,8 +496,9 @@ done
 awk -F, '{ mb[$1] = $8 } END { d = mb["loop_sparse"] - 2 * mb["step_sparse"]; e = mb["step_exact"] - mb["step_sparse"] - 2.097
     exit !(mb["step_sparse"] > 2 && d * d < 0.0001 && e * e < 0.0001) }' "$out" && pass "bench step: bytes that must move" ||
     miss "bench step: bytes that must move" "$(grep -E '^(step|loop)' "$out" | cut -d, -f 1,8 | tr '\n' ' ')"
-csv "bench step --no-ops of a model" "step_sparse loop_exact" step -m "$DG_ROOT/models/mini" --no-ops --rows 2 --ctx 0 --repeat 1 --steps 1 --backend cpu
+csv "bench step --no-ops of a model" "step_sparse loop_exact" step -m "$DG_ROOT/models/mini" --no-ops --rows 2 --ctx 0 --repeat 1 --steps 1 --passes 5 --backend cpu
 grep -q '^qkv' "$out" && miss "bench --no-ops" "ops all the same" || pass "bench --no-ops"
+grep -q "again the same in 5 passes" "$out" && pass "bench step --passes" || miss "bench step --passes" "$(grep entropy "$out")"
 go bench step -m "$work/nan" --brief --no-ops --repeat 1 --backend cpu
 [ "$status" -eq 1 ] && said | grep -q "the logits hold NaN" && ! grep -q '^step' "$out" && pass "bench of a model with NaN" || miss "bench of a model with NaN" "status $status"
 csv "bench prefill" "qkv_sliding down_full prefill" prefill -m "$DG_ROOT/models/mini" -n 70 --rows 32 --repeat 1 --backend cpu
