@@ -144,26 +144,24 @@ else
 fi
 
 # a race in a kernel shows as other numbers in one of many passes of the real shape: over a canvas, whose kernels prompts do not run, and over prompts
-if [ -n "$DG_QUICK" ]; then
-    row "2000 steps from one canvas" SKIP 0 "left out"
-else
-    start "2000 steps from one canvas" "$dg" bench step --synth 26b-a4b --passes 2000 --backend cuda --no-ops --brief -r 1
-    if [ $status -eq 0 ] && grep -q 'the same in 2001 passes' "$log"; then
-        row "2000 steps from one canvas" ok "$took" "$(grep '^# mean entropy' "$log")"
-    else
-        row "2000 steps from one canvas" FAIL "$took" "status $status: $(grep -m 1 '^diffgemma' "$log")"
+repeats() { # NAME WORDS LINE COMMAND...: passes where the output has WORDS; shows its line like LINE
+    n=$1 words=$2 line=$3
+    shift 3
+    if [ -n "$DG_QUICK" ]; then
+        row "$n" SKIP 0 "left out"
+        return
     fi
-fi
-if [ -n "$DG_QUICK" ]; then
-    row "30 prefills of 32768 tokens" SKIP 0 "left out"
-else
-    start "30 prefills of 32768 tokens" env DGQ_ATTN_TOPK=0 "$dg" bench prefill --synth 26b-a4b --tokens 32768 --backend cuda --no-ops -r 29
-    if [ $status -eq 0 ] && grep -q 'the same in 30 prefills' "$log"; then
-        row "30 prefills of 32768 tokens" ok "$took" "$(grep '^prefill' "$log")"
+    start "$n" "$@"
+    if [ $status -eq 0 ] && grep -q "$words" "$log"; then
+        row "$n" ok "$took" "$(grep "$line" "$log")"
     else
-        row "30 prefills of 32768 tokens" FAIL "$took" "status $status: $(grep -m 1 '^diffgemma' "$log")"
+        row "$n" FAIL "$took" "status $status: $(grep -m 1 '^diffgemma' "$log")"
     fi
-fi
+}
+repeats "2000 steps from one canvas" 'the same in 2001 passes' '^# mean entropy' \
+    "$dg" bench step --synth 26b-a4b --passes 2000 --backend cuda --no-ops --brief -r 1
+repeats "30 prefills of 32768 tokens" 'the same in 30 prefills' '^prefill' \
+    env DGQ_ATTN_TOPK=0 "$dg" bench prefill --synth 26b-a4b --tokens 32768 --backend cuda --no-ops -r 29
 
 sanitizer=$(command -v compute-sanitizer || ls /usr/local/cuda/bin/compute-sanitizer 2>/dev/null)
 if [ -z "$sanitizer" ] || [ -n "$DG_QUICK" ]; then

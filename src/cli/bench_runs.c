@@ -94,11 +94,11 @@ static enum dg_status seed_step(const struct step *s, float *entropy, int32_t *i
 static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
     FILE *f = s->b->o->out;
     size_t n = (size_t)s->rows;
-    int64_t passes = (s->b->o->passes ? s->b->o->passes : 2) + s->b->cuda, i = 0;
+    int64_t passes = (s->b->o->passes ? s->b->o->passes : 2) + s->b->cuda;
     float *first = dg_calloc(2 * n, sizeof *first), *entropy = first + n;
     int32_t *first_id = dg_calloc(2 * n, sizeof *first_id), *id = first_id + n;
     enum dg_status st = first && first_id ? seed_step(s, first, first_id, err) : no_memory(err);
-    for (i = 1; i < passes && st == DG_OK; i++)
+    for (int64_t i = 1; i < passes && st == DG_OK; i++)
         if ((st = seed_step(s, entropy, id, err)) == DG_OK &&
             (memcmp(first, entropy, n * sizeof *first) != 0 || memcmp(first_id, id, n * sizeof *id) != 0))
             st = DG_FAIL(err, DG_E_NUMERIC, "pass %lld left other entropies or argmaxes than the first", (long long)i + 1);
@@ -106,7 +106,7 @@ static enum dg_status fingerprint(const struct step *s, struct dg_error *err) {
         double sum = 0;
         for (size_t r = 0; r < n; r++)
             sum += (double)first[r];
-        fprintf(f, "# mean entropy %.6f, again the same in %lld passes\n# argmax", sum / (double)n, (long long)i);
+        fprintf(f, "# mean entropy %.6f, again the same in %lld passes\n# argmax", sum / (double)n, (long long)passes);
         for (size_t r = 0; r < n; r++)
             fprintf(f, " %d", first_id[r]);
         fprintf(f, "\n");

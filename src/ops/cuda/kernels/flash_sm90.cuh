@@ -8,11 +8,6 @@
 #define KEYS 64     /* of a tile */
 #define STAGE 32768 /* bytes of a stage: 64 keys by 256 dimensions of keys or of values */
 
-template <int THREADS> DGC_FN void dg_sync_some(int id) {
-    __syncwarp(); /* a warp that comes in pieces would be counted once for each */
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-
 DGC_FN void visible(const struct dgc_flash_args *a, int i, int64_t *lo, int64_t *hi) {
     dgc_visible(a->prm, a->causal, a->kv.window, i, lo, hi);
 }
@@ -162,12 +157,6 @@ DGC_FN void quad_turn(uint32_t (&w)[4]) {
         uint32_t got = __shfl_xor_sync(~0u, high ? w[k] : w[k + 2], 2);
         (high ? w[k] : w[k + 2]) = got;
     }
-}
-
-/* A row's sum over the lanes that share it. */
-DGC_FN float quad_sum(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
 }
 
 /* What the lane's rows u and u + 8 see of the keys [lo, hi), counted from t0. */

@@ -39,8 +39,7 @@ DGC_FN void gemm_stmatrix2(unsigned addr, unsigned a, unsigned b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(addr), "r"(a), "r"(b) : "memory");
 }
 
-/* Writes a warp's 16 tokens by BW features; out: y at their first token and feature. buf: 18 rows
- * of PITCH bytes of the warp's own. */
+/* Writes a warp's 16 tokens by BW features; out: y at their first token and feature. buf: 18 rows of PITCH bytes of the warp's own. */
 template <int BW> DGC_FN void gemm_store(const float (&acc)[BW / 2], unsigned char *buf, uint16_t *out, int64_t ldy, int tokens, int features) {
     constexpr int CHUNKS = BW / 8, PITCH = 16 * (CHUNKS | 1); /* an odd number of 16 bytes: rows after another fall on other banks */
     int lane = threadIdx.x & 31, mat = lane >> 3;
@@ -187,7 +186,7 @@ template <int BW, int STAGES, bool PAIR> DGC_FN void gemm_tokens(const struct dg
     }
     /* Of every stage this warpgroup's tokens have come and, past this barrier, been multiplied by all its warps; nobody else reads them: each warp
      * takes those of one. */
-    asm volatile("bar.sync %0, 128;" ::"r"(1 + wg) : "memory");
+    dg_sync_some<128>(1 + wg);
     int warp = threadIdx.x >> 5 & 3;
     token += wg * 64 + warp * 16;
     gemm_store<BW>(acc, dg_dyn + warp * STAGE + wg * GEMM_HALF, a.y + token * a.ldy + t.col, a.ldy, a.rows - token, t.rows - t.row);

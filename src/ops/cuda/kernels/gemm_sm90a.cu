@@ -11,8 +11,6 @@
 
 #define GEMM_THREADS 384
 
-enum gemm_epilogue { GEMM_PLAIN, GEMM_GLU };
-
 /* The product: up to three matrices side by side. */
 struct gemm_args {
     const struct dgc_tmap *maps, *map_x;
@@ -79,7 +77,7 @@ DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int toke
         dg_bar_expect(bar, (BW + BT) * 128);
         /* GLU: 8 gate rows, 8 up rows, ...: a thread's accumulators then hold both of a feature */
         if (GLU && p.both) {
-            dg_tma_load_4d(at, p.maps, k * 64, 0, 0, row / 8, bar, weights);
+            dg_tma_load4(at, p.maps, k * 64, 0, 0, row / 8, bar, weights);
         } else if (GLU) {
 #pragma unroll
             for (int i = 0; i < BW / 8; i++)
@@ -100,8 +98,8 @@ DGC_FN void gemm_produce(const struct gemm_args &p, int which, int row, int toke
     }
 }
 
-template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_body(const struct gemm_args &p) {
-    constexpr int N = BW == 64 && !KSPLIT ? BT / 2 : BT, stage = (BW + BT) * 128, feats = EPI == GEMM_GLU ? BW / 2 : BW;
+template <int BW, int BT, int STAGES, bool KSPLIT, bool GLU> DGC_FN void gemm_body(const struct gemm_args &p) {
+    constexpr int N = BW == 64 && !KSPLIT ? BT / 2 : BT, stage = (BW + BT) * 128, feats = GLU ? BW / 2 : BW;
     unsigned char *smem = dg_dyn;
     unsigned full = dg_smem(smem + STAGES * stage), empty = full + STAGES * 8;
     int wg = threadIdx.x >> 7, lane = threadIdx.x & 31, steps = (p.K + 63) / 64;
@@ -115,7 +113,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
     __syncthreads();
     /* the tile's matrix, its first row there and its first column in y */
     int which = 0, row = blockIdx.x * feats, col = row, token = blockIdx.y * BT, n = p.n0;
-    if (EPI == GEMM_PLAIN && row >= n && p.n1 > 0) {
+    if (!GLU && row >= n && p.n1 > 0) {
         row -= n;
         n = p.n1;
         which = 1;
@@ -128,7 +126,7 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
     if (wg == 2) {
         dg_regs_less<40>();
         if (threadIdx.x == 256)
-            gemm_produce<BW, BT, STAGES, EPI == GEMM_GLU>(p, which, row, token, dg_smem(smem), full, empty, steps);
+            gemm_produce<BW, BT, STAGES, GLU>(p, which, row, token, dg_smem(smem), full, empty, steps);
         return;
     }
     dg_regs_more<224>();
@@ -178,21 +176,21 @@ template <int BW, int BT, int STAGES, bool KSPLIT, int EPI> DGC_FN void gemm_bod
             sum[i] += mine[i * 128 + tid];
         gemm_sync<256>(1);
         token += wg * (N / 2);
-        gemm_store<N / 2, EPI == GEMM_GLU>(sum, smem + wg * (N / 2 * 144), 2 + wg, p.y + (long long)token * p.ldy + col, p.ldy, p.M - token, n - row);
+        gemm_store<N / 2, GLU>(sum, smem + wg * (N / 2 * 144), 2 + wg, p.y + (long long)token * p.ldy + col, p.ldy, p.M - token, n - row);
     } else {
         token += BW == 64 ? wg * N : 0;
         int f = BW == 128 ? wg * (feats / 2) : 0;
-        gemm_store<N, EPI == GEMM_GLU>(acc, smem + wg * (N * 144), 2 + wg, p.y + (long long)token * p.ldy + col + f, p.ldy, p.M - token, n - row - f);
+        gemm_store<N, GLU>(acc, smem + wg * (N * 144), 2 + wg, p.y + (long long)token * p.ldy + col + f, p.ldy, p.M - token, n - row - f);
     }
 }
 
 /* Name: BW x BT, k = KSPLIT. */
-#define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, EPI)                                                                                \
+#define GEMM_ENTRY(name, BW, BT, STAGES, KSPLIT, GLU)                                                                                \
     DGC_KERNEL_ONE(name, gemm, GEMM_THREADS) {                                                                                      \
-        gemm_body<BW, BT, STAGES, KSPLIT, EPI>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, a.both != 0});           \
+        gemm_body<BW, BT, STAGES, KSPLIT, GLU>({a.w, &a.x, a.n[0], a.n[1], a.n[2], a.k, a.rows, a.y, a.ldy, a.both != 0});           \
     }
-GEMM_ENTRY(gemm_128x256, 128, 256, 4, false, GEMM_PLAIN)
-GEMM_ENTRY(gemm_64x256, 64, 256, 5, false, GEMM_PLAIN)
-GEMM_ENTRY(gemm_64x256k, 64, 256, 5, true, GEMM_PLAIN)
-GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, GEMM_GLU)
-GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, GEMM_GLU)
+GEMM_ENTRY(gemm_128x256, 128, 256, 4, false, false)
+GEMM_ENTRY(gemm_64x256, 64, 256, 5, false, false)
+GEMM_ENTRY(gemm_64x256k, 64, 256, 5, true, false)
+GEMM_ENTRY(gemm_glu_64x128k, 64, 128, 8, true, true)
+GEMM_ENTRY(gemm_glu_64x256k, 64, 256, 5, true, true)

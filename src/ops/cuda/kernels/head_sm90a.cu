@@ -133,10 +133,6 @@ DGC_FN float quad_max(float v) {
     v = fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 1));
     return fmaxf(v, __shfl_xor_sync(0xffffffffu, v, 2));
 }
-DGC_FN float quad_sum(float v) {
-    v += __shfl_xor_sync(0xffffffffu, v, 1);
-    return v + __shfl_xor_sync(0xffffffffu, v, 2);
-}
 
 /* Sum c of quad i of row r (see finish). */
 DGC_FN constexpr int sum_at(int i, int r, int c) { return 4 * i + 2 * r + (c >> 1) * 64 + (c & 1); }

@@ -59,6 +59,18 @@ DGC_FN void dg_sts(unsigned addr, unsigned v) { asm volatile("st.shared.b32 [%0]
 /* Shared memory written by ordinary stores or cp.async is read next by wgmma or a bulk copy. */
 DGC_FN void dg_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/* Some of a block's warps meet. */
+template <int THREADS> DGC_FN void dg_sync_some(int id) {
+    __syncwarp(); /* a warp that comes in pieces would be counted once for each */
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
+}
+
+/* A sum over the four lanes that share a row of products. */
+DGC_FN float quad_sum(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
+
 /* ---- rings of stages, filled by one thread ---- */
 /* Where a thread stands in a ring of N stages. */
 template <int N> struct ring {
@@ -153,18 +165,17 @@ DGC_FN void dg_tma_load(unsigned dst, const void *map, int x, int y, unsigned ba
 }
 /* Asks for a map, an argument of the kernel, ahead of its first use. */
 DGC_FN void dg_tma_ahead(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-/* A box of four dimensions, likewise. */
-DGC_FN void dg_tma_load_4d(unsigned dst, const void *map, int x, int y, int z, int w, unsigned bar, uint64_t policy) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
-                 "%3, %4, %5}], [%6], %7;" ::"r"(dst),
-                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "l"(policy)
-                 : "memory");
-}
-/* Boxes of three dimensions, likewise. */
+/* Boxes of three and of four dimensions, likewise. */
 DGC_FN void dg_tma_load3(unsigned dst, const void *map, int x, int y, int z, unsigned bar, uint64_t policy) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
                  "%3, %4}], [%5], %6;" ::"r"(dst),
                  "l"(map), "r"(x), "r"(y), "r"(z), "r"(bar), "l"(policy)
+                 : "memory");
+}
+DGC_FN void dg_tma_load4(unsigned dst, const void *map, int x, int y, int z, int w, unsigned bar, uint64_t policy) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%2, "
+                 "%3, %4, %5}], [%6], %7;" ::"r"(dst),
+                 "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(bar), "l"(policy)
                  : "memory");
 }
 DGC_FN void dg_tma_load3_both(unsigned dst, const void *map, int x, int y, int z, unsigned bar, uint64_t policy) {
