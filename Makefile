@@ -154,6 +154,9 @@ $(B)/tests/stub/libcuda.so.1: $(STUB_SRC) tests/cuda/emulate.h $(patsubst src/op
 $(B)/tests/stub/nvrtc/libnvrtc.so.13: tests/cuda/stub_nvrtc.c
 	@mkdir -p $(@D)
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $<
+$(B)/tests/stub/nvml/libnvidia-ml.so.1: tests/cuda/stub_nvml.c
+	@mkdir -p $(@D)
+	$(CC) $(STUB_CFLAGS) -Wall -Wextra -shared -o $@ $<
 $(B)/tests/cuda_nvrtc: $(B)/tests/cuda/nvrtc.o $(B)/libdiffgemma.a | $(B)/tests/stub/nvrtc/libnvrtc.so.13
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) -o $@ $^ $(LDLIBS)
@@ -164,7 +167,7 @@ $(B)/tests/cuda_turns_emulated: $(B)/tests/cuda/turns.o
 # without sanitizers, which do not follow the emulator's stacks
 $(B)/tests/cuda_top_rows: tests/cuda/top_rows.c tests/cuda/emulate.c $(B)/tests/stub/k_topk.o
 	$(CC) $(STUB_CFLAGS) -Wall -Wextra -o $@ $^ -lm
-$(B)/tests/diffgemma_emulated: $(B)/src/cli/main.o
+$(B)/tests/diffgemma_emulated: $(B)/src/cli/main.o | $(B)/tests/stub/nvml/libnvidia-ml.so.1
 EMULATED := $(B)/tests/cuda_ops_emulated $(B)/tests/cuda_host_emulated $(B)/tests/cuda_turns_emulated $(B)/tests/diffgemma_emulated
 $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | $(B)/tests/stub/libcuda.so.1
 	@mkdir -p $(@D)

@@ -69,6 +69,22 @@ static bool parse_size(const char *s, size_t *out) {
     return true;
 }
 
+/* Digits, with a point among them or not: as much as is a number in every locale. */
+static bool parse_seconds(const char *s, int64_t min, int64_t max, double *out) {
+    size_t whole = strspn(s, "0123456789"), part = s[whole] == '.' ? strspn(s + whole + 1, "0123456789") : 0;
+    double v = 0, digit = 1;
+    if (!whole || (s[whole] == '.' && !part) || s[whole + (part ? 1 + part : 0)])
+        return false;
+    for (size_t i = 0; i < whole; i++)
+        v = v * 10 + (s[i] - '0');
+    for (size_t i = 0; i < part; i++)
+        v += (s[whole + 1 + i] - '0') * (digit /= 10);
+    if (!(v > (double)min && v <= (double)max))
+        return false;
+    *out = v;
+    return true;
+}
+
 static bool store(const struct dg_command *cmd, const struct dg_arg *a, const char *value) {
     switch (a->kind) {
     case DG_ARG_FLAG:
@@ -90,6 +106,12 @@ static bool store(const struct dg_command *cmd, const struct dg_arg *a, const ch
         if (parse_size(value, a->dst))
             return true;
         fprintf(stderr, "diffgemma %s: --%s %s: give a number and a unit, such as 16G or 900M\n", cmd->name, a->name, value);
+        return false;
+    case DG_ARG_SECONDS:
+        if (parse_seconds(value, a->min, a->max, a->dst))
+            return true;
+        fprintf(stderr, "diffgemma %s: --%s %s: give seconds, more than %lld and at most %lld\n", cmd->name, a->name, value, (long long)a->min,
+                (long long)a->max);
         return false;
     case DG_ARG_INT:
         if (parse_int(value, a->min, a->max, a->dst))
@@ -116,7 +138,8 @@ bool dg_args_parse(int argc, char **argv, const struct dg_command *cmd, const st
         return false;
     for (size_t i = 0; i < n_args; i++) {
         bool value = args[i].kind != DG_ARG_FLAG;
-        longs[i] = (struct option){args[i].name, value ? required_argument : no_argument, NULL, LONG_BASE + (int)i};
+        int how = args[i].kind == DG_ARG_SECONDS ? optional_argument : value ? required_argument : no_argument;
+        longs[i] = (struct option){args[i].name, how, NULL, LONG_BASE + (int)i};
         if (args[i].letter) {
             shorts[n_short++] = args[i].letter;
             if (value)
@@ -144,7 +167,10 @@ bool dg_args_parse(int argc, char **argv, const struct dg_command *cmd, const st
                     word ? argv[optind - 1] : letter, cmd->name);
             return false;
         }
-        if (!store(cmd, hit, optarg))
+        const char *given = optarg;
+        if (!given && hit->kind == DG_ARG_SECONDS) /* getopt sees a value that may be left out behind '=' alone */
+            given = optind < argc && argv[optind][0] >= '0' && argv[optind][0] <= '9' ? argv[optind++] : "1";
+        if (!store(cmd, hit, given))
             return false;
     }
     int left = argc - optind;

@@ -6,8 +6,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* DG_ARG_SIZE: bytes as a number and a unit of 1024's powers, such as 24G, 1.5g, 900M or 12MiB. */
-enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_SIZE, DG_ARG_STR, DG_ARG_LIST };
+/* DG_ARG_SIZE: bytes as a number and a unit of 1024's powers, such as 24G, 1.5g, 900M or 12MiB. DG_ARG_SECONDS: a number such as 2 or 0.5, behind a
+ * blank or '='; it may be left out, which means 1. */
+enum dg_arg_kind { DG_ARG_FLAG, DG_ARG_INT, DG_ARG_U64, DG_ARG_SIZE, DG_ARG_SECONDS, DG_ARG_STR, DG_ARG_LIST };
 
 /* Values of an option that may be given many times, in order. */
 #define DG_ARG_LIST_MAX 256
@@ -20,8 +21,8 @@ struct dg_arg {
     const char *name; /* long option without dashes */
     char letter;      /* short option, 0 = none */
     enum dg_arg_kind kind;
-    void *dst;        /* bool, int64_t, uint64_t, size_t, const char * or struct dg_arg_list */
-    int64_t min, max; /* of DG_ARG_INT */
+    void *dst;        /* bool, int64_t, uint64_t, size_t, double, const char * or struct dg_arg_list */
+    int64_t min, max; /* of DG_ARG_INT; of DG_ARG_SECONDS, which is more than min */
     const char *value; /* name of the value in the help */
     const char *help;
 };

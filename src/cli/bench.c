@@ -83,6 +83,14 @@ enum dg_status dg_bench_time(struct dg_bench_rig *b, dg_bench_fn *fn, void *ctx,
     return DG_OK;
 }
 
+enum dg_status dg_bench_op(struct dg_bench_rig *b, const char *what, int64_t n, dg_bench_fn *fn, void *ctx, struct dg_bench_cost cost,
+                           struct dg_error *err) {
+    struct dg_bench_times t;
+    DG_TRY(dg_bench_time(b, fn, ctx, &t, err));
+    dg_bench_row(b, what, n, &t, cost.bytes, cost.flops);
+    return dg_bench_energy(b, what, &(struct dg_bench_load){fn, ctx, n, t.ms, true}, err);
+}
+
 /* ---- floors ---- */
 
 struct copy {
@@ -424,6 +432,7 @@ int32_t *dg_bench_ids(const struct dg_bench_rig *b, int64_t n) {
 void dg_bench_close(struct dg_bench_rig *b) {
     dg_session_destroy(b->s);
     dg_runtime_close(&b->r);
+    dg_nvml_close(&b->nvml);
     remove_pack(b);
 }
 

@@ -8,6 +8,7 @@
 
 #include "cli/cli.h"
 #include "cli/long_work.h"
+#include "ops/cuda/nvml.h"
 
 #include <stdio.h>
 
@@ -28,6 +29,7 @@ struct dg_bench_opts {
     int64_t tokens;             /* prefill and turn: of the prompt */
     int64_t steps;              /* of a block; 0 = as the model stops */
     int64_t passes;             /* step: that are compared with each other before any is timed; 0 = 2 */
+    double energy;              /* step, on a GPU: seconds that each op runs while the card's energy is read; 0 = not at all */
     int64_t repeat;             /* timed runs, at most DG_BENCH_REPEATS_MAX */
     const char *survivors;      /* of random weights: few, as a pack of them has, or, drawn on a GPU only, many; NULL = few */
     int64_t spread;             /* with many: the logits' standard deviation, about */
@@ -56,12 +58,18 @@ struct dg_bench_rig {
     struct dg_config cfg; /* of random weights */
     struct dg_session_opts expected; /* what the session will be like; ctx counts tokens alone */
     bool cuda;
+    struct dg_nvml nvml; /* with o->energy */
     double copy, gemm; /* floors: bytes and operations a second; 0 = not measured */
     char dir[64];      /* folder of the pack of random weights, "" = none */
 };
 
 struct dg_bench_times {
     double ms, min, max;
+};
+
+/* What must be moved and computed. */
+struct dg_bench_cost {
+    double bytes, flops;
 };
 
 /* The model or its stand-in, and the backend on it; rig->r.be holds them then. A session of so many tokens and that chunk is what a GPU with a
@@ -78,16 +86,32 @@ int32_t *dg_bench_ids(const struct dg_bench_rig *b, int64_t n);
 /* Runs fn o->repeat times after runs that are not counted; device time on a GPU. Errors: fn's, the backend's, DG_E_CANCELLED. */
 typedef enum dg_status dg_bench_fn(void *ctx, struct dg_error *err);
 enum dg_status dg_bench_time(struct dg_bench_rig *b, dg_bench_fn *fn, void *ctx, struct dg_bench_times *t, struct dg_error *err) DG_MUST_CHECK;
+/* What runs in one row: so many launches of an op, or a step. */
+struct dg_bench_load {
+    dg_bench_fn *fn; /* NULL: nothing */
+    void *ctx;
+    int64_t n;   /* launches of a call */
+    double ms;   /* of a call, as timed */
+    bool record; /* fn runs ops alone, all of whose work can be recorded once it has run */
+};
+/* Times fn as n launches and prints its row, and that of its energy when it is asked for; fn runs ops alone. */
+enum dg_status dg_bench_op(struct dg_bench_rig *b, const char *what, int64_t n, dg_bench_fn *fn, void *ctx, struct dg_bench_cost cost,
+                           struct dg_error *err) DG_MUST_CHECK;
+/* The energy of the load that runs without a pause for o->energy seconds, after a quarter as long that does not count, as one comment line of the
+ * columns that dg_bench_energy_begin prints: launches queued meanwhile; device milliseconds of one; mean watts of the card; millijoules of a launch,
+ * their product; seconds and joules between two changes of the counter, whose quotient the watts are; clock in the middle. What does not apply or is
+ * not known is empty. Nothing without o->energy. Errors: fn's, NVML's, DG_E_BACKEND when the counter does not move, DG_E_CANCELLED. */
+enum dg_status dg_bench_energy(struct dg_bench_rig *b, const char *what, const struct dg_bench_load *run, struct dg_error *err) DG_MUST_CHECK;
+/* Before anything else is opened, so that a missing library is known at once; and once there is a session. */
+enum dg_status dg_bench_energy_open(struct dg_bench_rig *b, struct dg_error *err) DG_MUST_CHECK;
+enum dg_status dg_bench_energy_begin(struct dg_bench_rig *b, struct dg_error *err) DG_MUST_CHECK;
 /* Median and ends of n values, which are sorted. */
 struct dg_bench_times dg_bench_spread(double *ms, size_t n);
 bool dg_bench_cancelled(const struct dg_bench_rig *b);
 /* One row; n, bytes, operations: 0 = does not apply. */
 void dg_bench_row(struct dg_bench_rig *b, const char *what, int64_t n, const struct dg_bench_times *t, double bytes, double flops);
 
-/* What a pass of the layers must move and compute; batch as the layers would see it. */
-struct dg_bench_cost {
-    double bytes, flops;
-};
+/* Of a pass of the layers; batch as the layers would see it. */
 struct dg_bench_cost dg_bench_layers_cost(const struct dg_bench_rig *b, const struct dg_batch *batch);
 double dg_bench_mat_bytes(const struct dg_mat *m);
 /* A row an op and kind of layer: all layers of the kind in turn, so that weights come from memory. */

@@ -131,7 +131,6 @@ enum dg_status dg_bench_layers(struct dg_bench_rig *b, const struct dg_batch *ba
         for (int what = 0; what < N_OPS; what++) {
             struct job j = {b, batch, what, full};
             struct dg_bench_cost sum = {0, 0};
-            struct dg_bench_times t;
             char name[32];
             int n = 0;
             for (int32_t l = 0; l < b->s->cfg->layers; l++)
@@ -143,9 +142,8 @@ enum dg_status dg_bench_layers(struct dg_bench_rig *b, const struct dg_batch *ba
                 }
             if (!n)
                 continue;
-            DG_TRY(dg_bench_time(b, run_layers, &j, &t, err));
             snprintf(name, sizeof name, "%s_%s", names[what], full ? "full" : "sliding");
-            dg_bench_row(b, name, n, &t, sum.bytes, sum.flops);
+            DG_TRY(dg_bench_op(b, name, n, run_layers, &j, sum, err));
         }
     return DG_OK;
 }

@@ -146,15 +146,12 @@ static enum dg_status survivors(const struct step *s, struct dg_error *err) {
 }
 
 static enum dg_status head_ops(struct step *s, double logits, double embed, double product, struct dg_error *err) {
-    struct dg_bench_times t;
-    DG_TRY(dg_bench_time(s->b, run_head, s, &t, err));
-    dg_bench_row(s->b, "head_and_stats", 1, &t, embed + logits, product);
-    DG_TRY(dg_bench_time(s->b, run_stats, s, &t, err));
-    dg_bench_row(s->b, "row_stats", 1, &t, logits, 0);
+    const struct dg_bench_cost head = {embed + logits, product}, stats = {logits, 0};
+    DG_TRY(dg_bench_op(s->b, "head_and_stats", 1, run_head, s, head, err));
+    DG_TRY(dg_bench_op(s->b, "row_stats", 1, run_stats, s, stats, err));
     for (int exact = 0; exact < (s->b->o->brief ? 1 : 2); exact++) {
         s->sparse = !exact;
-        DG_TRY(dg_bench_time(s->b, run_soft, s, &t, err));
-        dg_bench_row(s->b, exact ? "soft_exact" : "soft_sparse", 1, &t, exact ? embed + logits : logits, exact ? product : 0);
+        DG_TRY(dg_bench_op(s->b, exact ? "soft_exact" : "soft_sparse", 1, run_soft, s, exact ? head : stats, err));
     }
     return DG_OK;
 }
@@ -172,6 +169,9 @@ static enum dg_status whole_steps(struct step *s, double logits, double embed, d
         s->sparse = b->s->opts.sc_sparse = sparse;
         DG_TRY(dg_bench_time(b, run_step, s, &t, err));
         dg_bench_row(b, step_names[sparse], 1, &t, bytes, flops);
+        DG_TRY(dg_bench_energy(b, step_names[sparse], &(struct dg_bench_load){run_step, s, 1, t.ms, false}, err));
+        if (sparse)
+            DG_TRY(dg_bench_energy(b, "idle", &(struct dg_bench_load){0}, err));
         if (!b->o->brief)
             DG_TRY(run_loop(s, loop_names[sparse], bytes, flops, err));
     }
@@ -214,10 +214,12 @@ static enum dg_status measure_step(struct step *s, struct dg_error *err) {
 
 enum dg_status dg_bench_step(struct dg_bench_rig *b, struct dg_error *err) {
     const struct dg_bench_opts *o = b->o;
+    DG_TRY(dg_bench_energy_open(b, err));
     DG_TRY(dg_bench_open(b, o->ctx, 0, err));
     const struct dg_config *c = &b->r.be->model->cfg;
     struct step s = {.b = b, .rows = o->rows ? (int32_t)o->rows : c->canvas, .sparse = true};
     DG_TRY(dg_bench_session(b, o->ctx, o->ctx > LONG_CTX && !b->r.be->ops->chunk ? LONG_CHUNK : 0, err));
+    DG_TRY(dg_bench_energy_begin(b, err));
     int32_t *ids = dg_bench_ids(b, o->ctx + s.rows);
     s.canvas = ids ? ids + o->ctx : NULL;
     enum dg_status st = ids ? dg_session_extend(b->s, ids, (size_t)o->ctx, NULL, NULL, err) : no_memory(err);

@@ -24,10 +24,13 @@ static enum dg_status applies(const struct dg_bench_opts *o, const char *kind, s
         {"ctx", o->ctx >= 0, STEP | PREFILL}, {"rows", o->rows > 0, STEP | PREFILL}, {"tokens", o->tokens > 0, PREFILL | TURN},
         {"prompt", o->prompt, TURN},          {"steps", o->steps > 0, STEP | TURN},  {"no-ops", o->no_ops, STEP | PREFILL},
         {"brief", o->brief, STEP},            {"passes", o->passes > 0, STEP},
+        {"energy", o->energy > 0, STEP},
     };
     for (size_t i = 0; i < DG_ARGS_COUNT(some); i++)
         if (some[i].given && !(some[i].kinds & 1 << o->kind))
             return DG_FAIL(err, DG_E_ARG, "--%s has no meaning for bench %s: leave it out", some[i].name, kind);
+    if (o->energy > 0 && strcmp(o->model.backend, "auto") != 0 && strcmp(o->model.backend, "cuda") != 0)
+        return DG_FAIL(err, DG_E_ARG, "--energy is what a GPU draws: it goes with --backend cuda");
     const char *alone = o->layers ? "layers" : o->experts ? "experts" : o->survivors ? "survivors" : o->spread ? "spread" : NULL;
     if (alone && !o->synth)
         return DG_FAIL(err, DG_E_ARG, "--%s goes with --synth", alone);
@@ -77,6 +80,8 @@ int dg_cmd_bench(int argc, char **argv) {
         {"prompt", 'p', DG_ARG_STR, &o.prompt, 0, 0, "TEXT", "turn: the prompt (default: one that asks for a story)"},
         {"steps", 0, DG_ARG_INT, &o.steps, 1, DG_STEPS_MAX, "N", "of a block, all run (default 8; a turn of a model: as it stops)"},
         {"passes", 0, DG_ARG_INT, &o.passes, 2, 10000000, "N", "step: passes that must leave the same, before any is timed (default 2)"},
+        {"energy", 0, DG_ARG_SECONDS, &o.energy, 0, 600, "[SECONDS]",
+         "step on a GPU: also each op's energy, running without a pause for so long (default 1)"},
         {"repeat", 'r', DG_ARG_INT, &o.repeat, 1, DG_BENCH_REPEATS_MAX, "N", "timed runs (default 7)"},
         {"no-ops", 0, DG_ARG_FLAG, &o.no_ops, 0, 0, NULL, "step and prefill: whole passes only"},
         {"brief", 0, DG_ARG_FLAG, &o.brief, 0, 0, NULL, "step: the pass with sparse self-conditioning and its ops alone"},
@@ -99,6 +104,8 @@ int dg_cmd_bench(int argc, char **argv) {
     enum dg_status st = kind_of(argv[first], &o.kind) ? DG_OK : DG_FAIL(&err, DG_E_ARG, "'%s' is none of step, prefill, load, turn", argv[first]);
     if (st == DG_OK)
         st = applies(&o, argv[first], &err);
+    if (o.energy > 0)
+        o.model.backend = "cuda"; /* where there is none, that is the error, not another backend */
     o.experts = o.experts ? o.experts : usual.experts;
     o.survivors = o.survivors || !o.spread ? o.survivors : "many";
     o.spread = o.spread ? o.spread : usual.spread;

@@ -446,6 +446,12 @@ refused "bench: --layers without a shape" 2 "--layers goes with --synth" bench s
 refused "bench: --experts without a shape" 2 "--experts goes with --synth" bench step --experts q6
 refused "bench: --brief of a prefill" 2 "--brief has no meaning for bench prefill" bench prefill --brief
 refused "bench: --passes of a prefill" 2 "--passes has no meaning for bench prefill" bench prefill --passes 5
+refused "bench: --energy of a prefill" 2 "--energy has no meaning for bench prefill" bench prefill --energy
+refused "bench: --energy on a CPU" 2 "goes with --backend cuda" bench step --energy 0.5 --backend cpu
+for v in 0 0.0 -1 601 1. .5 1e1 x ''; do
+    refused "bench --energy='$v'" 2 "give seconds, more than 0 and at most 600" bench step "--energy=$v"
+done
+refused "bench: two values of --energy" 2 "unexpected argument '3'" bench --energy 2 step 3
 refused "bench: --ctx of a load" 2 "--ctx has no meaning for bench load" bench load --ctx 5
 refused "bench: --prompt of a step" 2 "--prompt has no meaning for bench step" bench step -p Hello
 refused "bench: -n of a model's turn" 2 "the prompt of a turn of a model is a text" bench turn -n 5

@@ -49,6 +49,47 @@ else
     echo "not ok - bench of streamed experts: $(grep -m 1 streamed "$tmp/csv")"
 fi
 
+# --energy: rows of numbers that agree with each other and with what the stub's cards draw, an idle one last; and no figure where there is none
+energy() { # OPTION...
+    LD_LIBRARY_PATH=$stub:$stub/nvml DG_STUB_NO_RUN=1 "$DG_BUILD/tests/diffgemma_emulated" bench step -m models/mini --backend cuda --brief \
+        --repeat 1 --energy 0.1 "$@" >"$tmp/csv" 2>"$tmp/err"
+}
+rows() { # NAME STATUS ROWS WATTS: of so many ops and the step
+    wrong=$(awk -F, -v rows="$3" -v watts="$4" '
+        function near(a, b, part) { return a > 0 && b > 0 && a - b <= part * b && b - a <= part * b }
+        /^# energy,what/ { if ($0 != "# energy,what,launches,ms_each,W,mJ_each,s,J,SM_MHz") print "the header"; next }
+        !/^# energy,/ { next }
+        { what = $2; n++ }
+        NF != 9 || !near($5, watts, 0.4) || !near($5 * $7, $8, 0.001) || $7 < 0.1 || $9 != 1500 { print $0 }
+        what == "idle" { if ($3 $4 $6 != "") print $0; next }
+        $3 < 1 || !near($4 * $5, $6, 0.000001 * $5 / $6 + 0.001) { print $0 }
+        END { if (n != rows + 1 || what != "idle") print n " rows, the last is " what }' "$tmp/csv")
+    if [ "$2" -eq 0 ] && [ -z "$wrong" ]; then
+        echo "ok - $1"
+    else
+        echo "not ok - $1: status $2, $(echo "$wrong" | head -n 1) $(head -c 200 "$tmp/err")"
+    fi
+}
+energy
+rows "bench --energy: joules are watts by seconds, op by op" $? 22 250
+DG_STUB_DEVICES=2 energy --no-ops --device 1
+rows "bench --energy --device 1 reads that card" $? 1 1000
+DG_STUB_NVML=uncounted energy --no-ops
+rows "bench --energy without a counter: by power" $? 1 250
+DG_STUB_NVML=still energy --no-ops
+said "bench --energy with a counter that stands still" $? 1 "step_sparse: the card's energy counter did not move"
+if grep -q '^# energy,step' "$tmp/csv"; then echo "not ok - bench --energy: a row of a counter that stands still"; fi
+DG_STUB_NVML=blind energy
+said "bench --energy of a card without counter and power" $? 1 'reading the power: Not Supported'
+DG_STUB_NVML=broken energy
+said "bench --energy with a library that does not start" $? 1 "needs the driver's libnvidia-ml.so.1: .*Driver Not Loaded"
+if ldconfig -p 2>/dev/null | grep -q libnvidia-ml.so.1; then
+    echo "ok - bench --energy without the library # SKIP this machine has one"
+else
+    dg bench step -m models/mini --energy >"$tmp/csv" 2>"$tmp/err"
+    said "bench --energy without the library" $? 1 "needs the driver's libnvidia-ml.so.1: it cannot be opened"
+fi
+
 # random weights: as many survivors a row drawn on the device as in a pack, the 16 ids of a token's group; or
 # as the draw has it, which in so small a shape is not 16
 left() { # HOW OPTION...

@@ -13,6 +13,7 @@
 #include "ops/cuda/kernels.h"
 
 #include <stdio.h>
+#include <time.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define GUARD 256
@@ -51,7 +52,8 @@ struct lanes {
         int n, at;
     } lane[LANES];
     int n_tickets;
-    unsigned char *done, *owner; /* of each ticket: whether it was recorded, and in which lane */
+    unsigned char *done, *owner; /* of each ticket: whether it was recorded, in which lane, */
+    double *when;                /* and at which millisecond */
 };
 struct graph {
     struct lanes l;
@@ -164,6 +166,11 @@ FN(cuDeviceGetName, char *s, int n, int d) {
     snprintf(s, (size_t)n, "Stub GPU");
     return 0;
 }
+FN(cuDeviceGetPCIBusId, char *s, int n, int d) {
+    PLANNED();
+    snprintf(s, (size_t)n, "0000:%02x:00.0", 0x41 + (unsigned)d);
+    return 0;
+}
 FN(cuDeviceGetAttribute, int *v, int attr, int d) {
     (void)d;
     long cc = setting("DG_STUB_CC", 80);
@@ -263,6 +270,7 @@ static int new_ticket(struct lanes *l, int lane) {
     if (t % 1024 == 0) {
         l->done = grow(l->done, (size_t)t + 1024, 1);
         l->owner = grow(l->owner, (size_t)t + 1024, 1);
+        l->when = grow(l->when, (size_t)t + 1024, sizeof *l->when);
     }
     l->done[t] = 0;
     l->owner[t] = (unsigned char)lane;
@@ -272,6 +280,12 @@ static int new_ticket(struct lanes *l, int lane) {
 static void run_graph(struct graph *g);
 static int graph_drop(struct graph *g);
 static void until(struct lanes *l, int ticket);
+
+static double now_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
+}
 
 static void run_one(struct lanes *l, int lane) {
     struct lane *q = &l->lane[lane];
@@ -289,9 +303,10 @@ static void run_one(struct lanes *l, int lane) {
         memmove(o.dst, o.src, o.bytes);
     else if (o.kind == SET)
         memset(o.dst, o.value, o.bytes);
-    else if (o.kind == RECORD)
+    else if (o.kind == RECORD) {
         l->done[o.ticket] = 1;
-    else if (o.kind == GRAPH)
+        l->when[o.ticket] = now_ms();
+    } else if (o.kind == GRAPH)
         run_graph(o.graph);
     if (l != &streams)
         return; /* a graph keeps what it is made of */
@@ -346,6 +361,7 @@ static void __attribute__((destructor)) drop_queues(void) {
     }
     free(streams.done);
     free(streams.owner);
+    free(streams.when);
 }
 
 static int graph_drop(struct graph *g) {
@@ -357,6 +373,7 @@ static int graph_drop(struct graph *g) {
         }
         free(g->l.done);
         free(g->l.owner);
+        free(g->l.when);
         free(g);
     }
     return 0;
@@ -588,10 +605,12 @@ FN(cuEventSynchronize, struct event *e) {
         until(&streams, e->ticket);
     return 0;
 }
-FN(cuEventElapsedTime, float *ms, void *a, void *b) {
-    (void)a;
-    (void)b;
-    *ms = 1;
+FN(cuEventElapsedTime, float *ms, const struct event *a, const struct event *b) {
+    if (a->ticket < 0 || b->ticket < 0 || a->capture || b->capture || !streams.done[a->ticket] || !streams.done[b->ticket]) {
+        fault("the time between events that have not come");
+        return 600;
+    }
+    *ms = (float)(streams.when[b->ticket] - streams.when[a->ticket]);
     return 0;
 }
 FN(cuStreamBeginCapture_v2, struct stream *s, int mode) {

@@ -141,10 +141,17 @@ void dg_cuda_mark(struct dg_backend *be, int i) {
     dg_cuda_ok(be, cu->d.event_record(cu->mark[i], cu->stream), "recording an event");
 }
 
+void dg_cuda_wait(struct dg_backend *be, int i) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_enter(be))
+        dg_cuda_ok(be, cu->d.event_sync(cu->mark[i]), "waiting for an event");
+}
+
 float dg_cuda_elapsed(struct dg_backend *be, int from, int to) {
     struct dg_cuda *cu = dg_cuda_of(be);
     float ms = NAN;
-    if (dg_cuda_enter(be) && dg_cuda_ok(be, cu->d.event_sync(cu->mark[to]), "waiting for an event"))
+    dg_cuda_wait(be, to);
+    if (dg_cuda_enter(be))
         dg_cuda_ok(be, cu->d.event_elapsed(&ms, cu->mark[from], cu->mark[to]), "timing");
     return ms;
 }

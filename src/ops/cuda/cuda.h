@@ -121,6 +121,10 @@ void dg_cuda_graph_destroy(struct dg_backend *be, struct dg_cuda_graph *g); /* N
 /* Milliseconds of device time between two marks (0 <= i < 64); waits for the second. NAN after a failure. */
 void dg_cuda_mark(struct dg_backend *be, int i);
 float dg_cuda_elapsed(struct dg_backend *be, int from, int to);
+/* Until the device has come to a mark. */
+void dg_cuda_wait(struct dg_backend *be, int i);
+/* The device's PCI bus id as the driver's other libraries know it, such as "0000:65:00.0", into id. */
+enum dg_status dg_cuda_bus_id(struct dg_backend *be, char *id, size_t size, struct dg_error *err) DG_MUST_CHECK;
 
 /* For benches. Bytes read and written a second by the best of five device copies of so many bytes (which are allocated twice); 0 after a failure. */
 double dg_cuda_copy_rate(struct dg_backend *be, size_t bytes);

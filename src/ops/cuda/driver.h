@@ -54,6 +54,7 @@ enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
     X(1, device_get, "cuDeviceGet", (dg_cu_device *, int))                                                                           \
     X(1, device_name, "cuDeviceGetName", (char *, int, dg_cu_device))                                                                \
     X(1, device_attr, "cuDeviceGetAttribute", (int *, int, dg_cu_device))                                                            \
+    X(1, device_bus, "cuDeviceGetPCIBusId", (char *, int, dg_cu_device))                                                             \
     X(1, ctx_retain, "cuDevicePrimaryCtxRetain", (dg_cu_context *, dg_cu_device))                                                    \
     X(1, ctx_release, "cuDevicePrimaryCtxRelease_v2", (dg_cu_device))                                                                \
     X(1, ctx_set, "cuCtxSetCurrent", (dg_cu_context))                                                                                \

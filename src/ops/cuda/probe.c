@@ -46,6 +46,13 @@ double dg_cuda_host_rate(struct dg_backend *be) {
     return (double)f->bytes[0] / s;
 }
 
+enum dg_status dg_cuda_bus_id(struct dg_backend *be, char *id, size_t size, struct dg_error *err) {
+    struct dg_cuda *cu = dg_cuda_of(be);
+    if (dg_cuda_enter(be))
+        dg_cuda_ok(be, cu->d.device_bus(id, (int)size, cu->device), "asking for the device's place on the bus");
+    return dg_backend_status(be, err);
+}
+
 void dg_cuda_replay_passes(struct dg_backend *be, bool on) {
     dg_cuda_replay_forget(be);
     dg_cuda_of(be)->ops.replay = on ? dg_cuda_replay : NULL;
