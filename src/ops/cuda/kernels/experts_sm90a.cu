@@ -227,9 +227,9 @@ template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4]
     dg_wgmma_commit();
 }
 /* acc += G groups at slot, the next one decoded while the tensor cores work on the last. b: descriptor of the tokens' first group, STEP
- * bytes from one group's to the next's. release: arrived at once the weights have been read; 0, of a single group: not yet. On entry and
- * on return the last group's products may still be on their way, reading a[1] (G odd: none are on return). */
-template <class W, int G, int STEP, int R>
+ * bytes from one group's to the next's. release: arrived at once the weights have been read; PART: 0 is not yet. On entry and on return the
+ * last group's products may still be on their way, reading a[1] (G odd: none are on return). */
+template <class W, int G, int STEP, bool PART = false, int R>
 DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, unsigned b,
                       unsigned release) {
     typename W::raw v;
@@ -240,7 +240,7 @@ DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned c
         if (g + 1 < G)
             W::load(slot + (g + 1) * W::GROUP, l, v);
         dg_q4_issue(acc, a[g & 1], b + g * (STEP >> 4));
-        if (g + 1 == G && (G > 1 || release))
+        if (g + 1 == G && (!PART || release))
             dg_warp_arrive(release);
         dg_wgmma_wait<1>();
     }
@@ -614,17 +614,15 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
         const unsigned char *s = at.ring + at.slot * C::SLOT;
         unsigned bd = dg_desc_sw128(at.b + g * C::TOKENS), release = at.empty + at.slot * 8;
         int left = groups - g;
-        if (left >= C::G)
+        if (left >= C::G) {
             dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, bd, release);
-        else if (C::GLU) /* its three widths leave no registers for code of each length */
-            for (int i = 0; i < left; i++)
-                dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + i * C::W::GROUP, l, bd + i * (C::TOKENS >> 4), i + 1 == left ? release : 0);
-        else if (left == 3)
-            dg_q4_slot<typename C::W, 3, C::TOKENS>(acc, w, s, l, bd, release);
-        else if (left == 2)
-            dg_q4_slot<typename C::W, 2, C::TOKENS>(acc, w, s, l, bd, release);
-        else
-            dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s, l, bd, release);
+        } else { /* two and one, not code of each length: registers */
+            int two = left & 2;
+            if (C::G > 2 && two)
+                dg_q4_slot<typename C::W, 2, C::TOKENS, true>(acc, w, s, l, bd, left == 2 ? release : 0);
+            if (left & 1)
+                dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + two * C::W::GROUP, l, bd + two * (C::TOKENS >> 4), release);
+        }
         if (last && g % 4 + C::G == 4 && left > C::G) {
             dg_wgmma_wait<0>();
             dg_warp_arrive(at.b_empty + g / 4 * 8);
