@@ -219,7 +219,7 @@ DGC_FN void dg_warp_arrive(unsigned bar) {
     __syncwarp();
 }
 /* acc += the group; b: descriptor of the tokens' 64 columns. */
-template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], unsigned b) {
+template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], uint64_t b) {
     dg_wgmma_fence();
 #pragma unroll
     for (int s = 0; s < 4; s++)
@@ -230,7 +230,7 @@ template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4]
  * bytes from one group's to the next's. release: arrived at once the weights have been read; PART: 0 is not yet. On entry and on return the
  * last group's products may still be on their way, reading a[1] (G odd: none are on return). */
 template <class W, int G, int STEP, bool PART = false, int R>
-DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, unsigned b,
+DGC_FN void dg_q4_slot(float (&acc)[R], unsigned (&a)[2][4][4], const unsigned char *slot, struct dg_lane l, uint64_t b,
                       unsigned release) {
     typename W::raw v;
     W::load(slot, l, v);
@@ -391,7 +391,7 @@ DGC_FN void up_consume(unsigned char *smem, unsigned full, unsigned empty, int c
         dg_bar_wait(full + stage * 8, phase);
         dg_fence_async();
         unsigned char *st = smem + stage * S::stage;
-        dg_q4_slot<W, 4, NMAX * 128>(acc, a, st + wg * S::UP_BLOCK, l, dg_desc_sw128(dg_smem(st + S::a_bytes)), empty + stage * 8);
+        dg_q4_slot<W, 4, NMAX * 128>(acc, a, st + wg * S::UP_BLOCK, l, dg_desc64_sw128(dg_smem(st + S::a_bytes)), empty + stage * 8);
         dg_wgmma_wait<0>();
         dg_warp_arrive(empty + stage * 8);
         if (++stage == STAGES) {
@@ -605,23 +605,25 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
 #pragma unroll
     for (int i = 0; i < NT / 2; i++)
         acc[i] = 0;
-    for (int g = 0; g < groups; g += C::G) {
+    uint64_t bd = dg_desc64_sw128(at.b);
+    for (int g = 0; g < groups; g += C::G, bd += C::G * (C::TOKENS >> 4)) {
         if (g % 4 == 0 && first) {
             dg_bar_wait(at.b_full + g / 4 * 8, at.b_phase);
             dg_fence_async();
         }
         dg_bar_wait(at.full + at.slot * 8, at.phase);
         const unsigned char *s = at.ring + at.slot * C::SLOT;
-        unsigned bd = dg_desc_sw128(at.b + g * C::TOKENS), release = at.empty + at.slot * 8;
+        unsigned release = at.empty + at.slot * 8;
         int left = groups - g;
         if (left >= C::G) {
             dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, bd, release);
         } else { /* two and one, not code of each length: registers */
             int two = left & 2;
+            uint64_t bt = dg_desc64_sw128(at.b + g * C::TOKENS); /* not bd: sums shared with whole slots' would be kept and moved */
             if (C::G > 2 && two)
-                dg_q4_slot<typename C::W, 2, C::TOKENS, true>(acc, w, s, l, bd, left == 2 ? release : 0);
+                dg_q4_slot<typename C::W, 2, C::TOKENS, true>(acc, w, s, l, bt, left == 2 ? release : 0);
             if (left & 1)
-                dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + two * C::W::GROUP, l, bd + two * (C::TOKENS >> 4), release);
+                dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + two * C::W::GROUP, l, bt + two * (C::TOKENS >> 4), release);
         }
         if (last && g % 4 + C::G == 4 && left > C::G) {
             dg_wgmma_wait<0>();

@@ -199,6 +199,8 @@ DGC_FN uint64_t dg_policy_last(void) {
 /* Low word of the descriptor of a K-major operand: rows of 128 bytes (64 bf16), 128-byte swizzle, 8-row groups 1024 bytes apart; addr
  * 1024-aligned. One k16 step onwards is + 2. The high word (group stride 64, swizzle mode 1) is the constant in the wrappers. */
 DGC_FN unsigned dg_desc_sw128(unsigned addr) { return (addr & 0x3ffff) >> 4 | 1u << 16; }
+/* The whole of it, for dg_wgmma_rs: one 64-bit add makes the next step's, where a low word needs its high one moved beside it each time. */
+DGC_FN uint64_t dg_desc64_sw128(unsigned addr) { return (uint64_t)0x40000040 << 32 | dg_desc_sw128(addr); }
 /* Byte offset of 16-byte chunk c of row r in such an operand. */
 DGC_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
@@ -217,45 +219,45 @@ template <int R> DGC_FN void dg_regs_less(void) { asm volatile("setmaxnreg.dec.s
 /* d += a . b for 64 rows and N columns, k16. The wrappers below differ in N alone (the number of accumulators picks one). */
 #define DG_ACC4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DG_ACC8(i) DG_ACC4(i), DG_ACC4(i + 4)
-DGC_FN void dg_wgmma_rs(float (&d)[4], const unsigned (&a)[4], unsigned b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%8, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
+DGC_FN void dg_wgmma_rs(float (&d)[4], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3}, "
-        "{%4, %5, %6, %7}, b, 1, 1, 1, 0;\n}"
+        "{%4, %5, %6, %7}, %8, 1, 1, 1, 0;"
         : DG_ACC4(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-DGC_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], unsigned b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%12, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+DGC_FN void dg_wgmma_rs(float (&d)[8], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, b, 1, 1, 1, 0;\n}"
+        "{%8, %9, %10, %11}, %12, 1, 1, 1, 0;"
         : DG_ACC8(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-DGC_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], unsigned b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%16, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
+DGC_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n24k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
-        "{%12, %13, %14, %15}, b, 1, 1, 1, 0;\n}"
+        "{%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
         : DG_ACC8(0), DG_ACC4(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-DGC_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], unsigned b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%36, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+DGC_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, b, 1, 1, 1, 0;\n}"
+        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-DGC_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], unsigned b) {
-    asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%68, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+DGC_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, b, 1, 1, 1, 0;\n}"
+        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
           DG_ACC8(48), DG_ACC8(56)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 DGC_FN void dg_wgmma_rs_f16(float (&d)[128], const unsigned (&a)[4], unsigned b) {
     asm volatile("{\n.reg .b64 b;\nmov.b64 b, {%132, 0x40000040};\nwgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 "
