@@ -104,6 +104,17 @@ DGC_FN unsigned dg_mul2(unsigned x, unsigned y) {
     asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(v) : "r"(x), "r"(y), "r"(0x80008000u));
     return v;
 }
+/* One half of x twice. Not a byte permutation, so that it becomes part of the operand of the arithmetic that takes it. */
+DGC_FN unsigned dg_low2(unsigned x) {
+    unsigned v;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {l, l};\n}" : "=r"(v) : "r"(x));
+    return v;
+}
+DGC_FN unsigned dg_high2(unsigned x) {
+    unsigned v;
+    asm("{\n.reg .b16 l, h;\nmov.b32 {l, h}, %1;\nmov.b32 %0, {h, h};\n}" : "=r"(v) : "r"(x));
+    return v;
+}
 /* Eight nibbles of w: q * scale + min, rounded once; even pairs of elements (0 4, 1 5) to p0[0], p0[2], odd (2 6, 3 7) to p1.
  * A nibble in bits 4 to 7 alone is the bf16 q * 2^-129 (denormal, or with the lowest exponent), which the scale's 2^97 makes q * 2^-32; one in bits 0
  * to 3 is q * 2^-133, for which s16 is 16 times the scale: so one shift serves four pairs. */
@@ -120,10 +131,10 @@ DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned s16, unsigned m2, unsig
 /* A fragments (4 k16 steps) of one group for a warp's 16 rows. */
 DGC_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
     const unsigned sixteen = 0x41804180u;
-    unsigned s0 = __byte_perm(v.sm.x, 0, 0x1010), m0 = __byte_perm(v.sm.x, 0, 0x3232), t0 = dg_mul2(s0, sixteen);
+    unsigned s0 = dg_low2(v.sm.x), m0 = dg_high2(v.sm.x), t0 = dg_mul2(s0, sixteen);
     dg_q4_word(v.w.x, s0, t0, m0, &a[0][0], &a[1][0]);
     dg_q4_word(v.w.y, s0, t0, m0, &a[2][0], &a[3][0]);
-    unsigned s1 = __byte_perm(v.sm.y, 0, 0x1010), m1 = __byte_perm(v.sm.y, 0, 0x3232), t1 = dg_mul2(s1, sixteen);
+    unsigned s1 = dg_low2(v.sm.y), m1 = dg_high2(v.sm.y), t1 = dg_mul2(s1, sixteen);
     dg_q4_word(v.w.z, s1, t1, m1, &a[0][1], &a[1][1]);
     dg_q4_word(v.w.w, s1, t1, m1, &a[2][1], &a[3][1]);
 }
