@@ -24,7 +24,6 @@
 /* The repacked scales and minima are those of the weights * 2^-32, for the exponents' sake (dg_q4_word); results are scaled back. */
 #define Q4_BACK 0x1p32f
 
-
 /* Word of a 64-group (8 nibbles each) that lane quarter t reads as its i-th. */
 DGC_FN int dg_perm_word(int t, int i) { return t >= 2 ? 2 * t + i : i ? 3 - t : t; }
 /* Element at position p of a permuted 64-group, and back. p = 16 step + 8 half + 2 t + b. */
@@ -87,17 +86,16 @@ struct dg_q4_raw {
     uint4 w;  /* two words of the lane's first row, two of its second */
     uint2 sm; /* scale|min of both */
 };
-/* Where a lane reads in a group; which of two scales goes with its first and its second word (nvfp4). */
+/* Where a lane reads in a group; nvfp4: selects the scales of its first and its second word, of its first and its second row. */
 struct dg_lane {
     int w, s;
-    unsigned first, second;
+    unsigned scales[2];
 };
 /* W: a format, struct dg_q4 or dg_nv. */
 template <class W> DGC_FN struct dg_lane dg_lane_init(void) {
     int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
-    struct dg_lane l = {warp * W::WARP + lane * 16, warp * W::WARP + 512 + (lane >> 1) * (W::WARP - 512) / 16,
-                        (lane & 3) == 3 ? 0x3232u : 0x1010u, (lane & 3) == 2 ? 0x1010u : 0x3232u};
-    return l;
+    unsigned s = (lane & 3) == 3 ? 0x4141 : (lane & 3) == 2 ? 0x4040 : 0x4140; /* byte 4 and up: zeros */
+    return {warp * W::WARP + lane * 16, warp * W::WARP + 512 + (lane >> 1) * (W::WARP - 512) / 16, {s, s + 0x202}};
 }
 DGC_FN unsigned dg_mul2(unsigned x, unsigned y) {
     unsigned v;
@@ -170,13 +168,13 @@ struct dg_nv {
         v.s = *(const unsigned *)(group + l.s);
     }
     static __device__ __forceinline__ void decode(const raw &v, struct dg_lane l, unsigned (&a)[4][4]) {
-        unsigned r0 = __byte_perm(v.s, 0, 0x4140) << 4, r1 = __byte_perm(v.s, 0, 0x4342) << 4;
+        unsigned r0 = __byte_perm(v.s, 0, l.scales[0]) << 4, r1 = __byte_perm(v.s, 0, l.scales[1]) << 4;
         r0 = dg_mul2(dg_mul2(r0, 0x7f007f00u), 0x6b006b00u); /* 2^127, 2^87 */
         r1 = dg_mul2(dg_mul2(r1, 0x7f007f00u), 0x6b006b00u);
-        dg_nv_word(v.w.x, __byte_perm(r0, 0, l.first), &a[0][0], &a[1][0]);
-        dg_nv_word(v.w.y, __byte_perm(r0, 0, l.second), &a[2][0], &a[3][0]);
-        dg_nv_word(v.w.z, __byte_perm(r1, 0, l.first), &a[0][1], &a[1][1]);
-        dg_nv_word(v.w.w, __byte_perm(r1, 0, l.second), &a[2][1], &a[3][1]);
+        dg_nv_word(v.w.x, dg_low2(r0), &a[0][0], &a[1][0]);
+        dg_nv_word(v.w.y, dg_high2(r0), &a[2][0], &a[3][0]);
+        dg_nv_word(v.w.z, dg_low2(r1), &a[0][1], &a[1][1]);
+        dg_nv_word(v.w.w, dg_high2(r1), &a[2][1], &a[3][1]);
     }
 };
 
