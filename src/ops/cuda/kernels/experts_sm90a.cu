@@ -222,10 +222,11 @@ DGC_KERNEL(moe_repack_nv, moe_repack_nv, 512) {
     }
 }
 
-/* One arrival of this warp at bar, after all its lanes' reads. */
+/* One arrival of this warp at bar, after all its lanes' reads. By a predicate, so that the lanes need not meet again before wgmma. */
 DGC_FN void dg_warp_arrive(unsigned bar) {
-    dg_arrive_for_warp(bar);
     __syncwarp();
+    asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, 0;\n@p mbarrier.arrive.shared.b64 _, [%0];\n}" ::"r"(bar), "r"(threadIdx.x & 31)
+                 : "memory");
 }
 /* acc += the group; b: descriptor of the tokens' 64 columns. */
 template <int R> DGC_FN void dg_q4_issue(float (&acc)[R], const unsigned (&a)[4][4], uint64_t b) {
