@@ -600,42 +600,41 @@ DGC_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const s
         }
 }
 
-/* A warpgroup's place: its ring with slot and phase, the entry's buffer with its phase (b). */
+/* A warpgroup's place: its ring with slot and phase (full: the barriers of st_bars.a_full), the entry's buffer with its phase (b). */
 struct st_at {
     const unsigned char *ring;
-    unsigned full, empty, b, b_full, b_empty, b_phase, phase;
+    unsigned full, b, b_full, b_empty, b_phase, phase;
     int slot;
 };
 template <class C, int NT>
 DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, bool first, bool last, const struct dgc_moe_entry &e, int tile,
                    unsigned pair) {
-    int groups = a.k / 64;
+    int groups = a.k / 64, whole = groups / C::G * C::G, frees = last ? groups - C::G : 0;
     float acc[NT / 2];
     unsigned w[2][4][4];
 #pragma unroll
     for (int i = 0; i < NT / 2; i++)
         acc[i] = 0;
-    uint64_t bd = dg_desc64_sw128(at.b);
+    unsigned bd = dg_desc_sw128(at.b);
     for (int g = 0; g < groups; g += C::G, bd += C::G * (C::TOKENS >> 4)) {
         if (g % 4 == 0 && first) {
             dg_bar_wait(at.b_full + g / 4 * 8, at.b_phase);
             dg_fence_async();
         }
-        dg_bar_wait(at.full + at.slot * 8, at.phase);
+        unsigned full = at.full + at.slot * 8, release = full + C::WG * C::SLOTS * 8; /* a_empty is behind a_full */
+        dg_bar_wait(full, at.phase);
         const unsigned char *s = at.ring + at.slot * C::SLOT;
-        unsigned release = at.empty + at.slot * 8;
-        int left = groups - g;
-        if (left >= C::G) {
-            dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, bd, release);
+        if (g < whole) {
+            dg_q4_slot<typename C::W, C::G, C::TOKENS>(acc, w, s, l, dg_desc64(bd), release);
         } else { /* two and one, not code of each length: registers */
-            int two = left & 2;
+            int left = groups - g, two = left & 2;
             uint64_t bt = dg_desc64_sw128(at.b + g * C::TOKENS); /* not bd: sums shared with whole slots' would be kept and moved */
             if (C::G > 2 && two)
                 dg_q4_slot<typename C::W, 2, C::TOKENS, true>(acc, w, s, l, bt, left == 2 ? release : 0);
             if (left & 1)
                 dg_q4_slot<typename C::W, 1, C::TOKENS>(acc, w, s + two * C::W::GROUP, l, bt + two * (C::TOKENS >> 4), release);
         }
-        if (last && g % 4 + C::G == 4 && left > C::G) {
+        if (g < frees && g % 4 + C::G == 4) {
             dg_wgmma_wait<0>();
             dg_warp_arrive(at.b_empty + g / 4 * 8);
         }
@@ -654,7 +653,7 @@ template <class C>
 DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigned char *ring, unsigned b, struct st_bars bar) {
     int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
     struct dg_lane l = dg_lane_init<typename C::W>();
-    struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, bar.a_empty + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
+    struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, 0, 0, 0, 0, 0, 0};
     int u = begin + wg; /* this warpgroup's next unit */
     for (int from = begin; from < end;) {
         struct dgc_moe_entry e = a.entries[from / tiles];

@@ -200,7 +200,8 @@ DGC_FN uint64_t dg_policy_last(void) {
  * 1024-aligned. One k16 step onwards is + 2. The high word (group stride 64, swizzle mode 1) is the constant in the wrappers. */
 DGC_FN unsigned dg_desc_sw128(unsigned addr) { return (addr & 0x3ffff) >> 4 | 1u << 16; }
 /* The whole of it, for dg_wgmma_rs: one 64-bit add makes the next step's, where a low word needs its high one moved beside it each time. */
-DGC_FN uint64_t dg_desc64_sw128(unsigned addr) { return (uint64_t)0x40000040 << 32 | dg_desc_sw128(addr); }
+DGC_FN uint64_t dg_desc64(unsigned low) { return (uint64_t)0x40000040 << 32 | low; }
+DGC_FN uint64_t dg_desc64_sw128(unsigned addr) { return dg_desc64(dg_desc_sw128(addr)); }
 /* Byte offset of 16-byte chunk c of row r in such an operand. */
 DGC_FN unsigned dg_sw128(unsigned r, unsigned c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
