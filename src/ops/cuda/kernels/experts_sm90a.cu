@@ -46,8 +46,8 @@ DGC_FN unsigned dg_q4_second(int rows, int row_bytes, bool glu) { return (glu ? 
 
 /* Reorders a stack (q4_block [experts][rows][K], 16-byte aligned) in place, tile by tile of 64 rows; glu: rows are gate and up, and a tile
  * is 32 of each. Within a tile, group after group of 64 K: for each of four warps 512 bytes of words, 16 a lane (two words of row
- * lane / 4, two of row lane / 4 + 8), then 128 bytes of scale|min, 8 for each two lanes (of both rows). A warp has 16 rows; of a glu tile
- * 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^26.
+ * lane / 4, two of row lane / 4 + 8), then 128 bytes, 8 for each two lanes: scales of both rows, minima of both. A warp has 16 rows; of a
+ * glu tile 8 gate rows and the same features' up rows. Scales become s * 2^97, minima m * 2^-32: exact for 0 and for values between 2^-90 and 2^26.
  * 64 | rows, 64 | K. Grid: experts * rows / 64 blocks of 512 threads, 64 * (K / 32 * 20) bytes of dynamic shared memory. */
 DGC_KERNEL(moe_repack, moe_repack, 512) {
     int row_bytes = a.k / 32 * 20, tiles = a.rows / 64, half = 32 * row_bytes, glu = a.glu;
@@ -70,6 +70,11 @@ DGC_KERNEL(moe_repack, moe_repack, 512) {
             if (r >= 32)
                 o[j] = dgc_pack_bf16(__uint_as_float(o[j] << 16) * 0x1p97f, __uint_as_float(o[j] & 0xffff0000u) * 0x1p-32f);
         }
+        for (int j = 0; r >= 32 && j < 4; j += 2) { /* from scale|min of each row */
+            unsigned scales = __byte_perm(o[j], o[j + 1], 0x5410);
+            o[j + 1] = __byte_perm(o[j], o[j + 1], 0x7632);
+            o[j] = scales;
+        }
         *(i < half / 16 ? t0 + i : t1 + (i - half / 16)) = make_uint4(o[0], o[1], o[2], o[3]);
     }
 }
@@ -84,7 +89,7 @@ DGC_FN void dg_q4_tile_load(unsigned dst, const uint4 *t, unsigned second, int h
 
 struct dg_q4_raw {
     uint4 w;  /* two words of the lane's first row, two of its second */
-    uint2 sm; /* scale|min of both */
+    uint2 sm; /* scales of both, minima of both */
 };
 /* Where a lane reads in a group; nvfp4: selects the scales of its first and its second word, of its first and its second row. */
 struct dg_lane {
@@ -128,13 +133,11 @@ DGC_FN void dg_q4_word(unsigned w, unsigned s2, unsigned s16, unsigned m2, unsig
 }
 /* A fragments (4 k16 steps) of one group for a warp's 16 rows. */
 DGC_FN void dg_q4_decode(const struct dg_q4_raw &v, unsigned (&a)[4][4]) {
-    const unsigned sixteen = 0x41804180u;
-    unsigned s0 = dg_low2(v.sm.x), m0 = dg_high2(v.sm.x), t0 = dg_mul2(s0, sixteen);
-    dg_q4_word(v.w.x, s0, t0, m0, &a[0][0], &a[1][0]);
-    dg_q4_word(v.w.y, s0, t0, m0, &a[2][0], &a[3][0]);
-    unsigned s1 = dg_low2(v.sm.y), m1 = dg_high2(v.sm.y), t1 = dg_mul2(s1, sixteen);
-    dg_q4_word(v.w.z, s1, t1, m1, &a[0][1], &a[1][1]);
-    dg_q4_word(v.w.w, s1, t1, m1, &a[2][1], &a[3][1]);
+    unsigned s = v.sm.x, m = v.sm.y, t = dg_mul2(s, 0x41804180u); /* 16 */
+    dg_q4_word(v.w.x, dg_low2(s), dg_low2(t), dg_low2(m), &a[0][0], &a[1][0]);
+    dg_q4_word(v.w.y, dg_low2(s), dg_low2(t), dg_low2(m), &a[2][0], &a[3][0]);
+    dg_q4_word(v.w.z, dg_high2(s), dg_high2(t), dg_high2(m), &a[0][1], &a[1][1]);
+    dg_q4_word(v.w.w, dg_high2(s), dg_high2(t), dg_high2(m), &a[2][1], &a[3][1]);
 }
 struct dg_q4 {
     static constexpr int GROUP = 2560, WARP = 640, ROW = 40; /* bytes of 64 rows by 64 K, of a warp's 16 rows, of one */
