@@ -554,21 +554,31 @@ template <class C> DGC_FN void st_weights(const struct st_arg &a, int begin, int
 
 /* TW warps: row n of an entry belongs to warp n % TW. Rows that the products read behind the last token are zero, which takes the least power. */
 template <class C> DGC_FN void st_tokens(const struct st_arg &a, int begin, int end, unsigned b, struct st_bars bar, int warp) {
+    static_assert(C::TW * 4 == 8 && C::TINY % 8 == 0 && C::NARROW % 8 == 0 && C::NMAX % 8 == 0, "rows by eight, the period of the swizzle");
     int lane = threadIdx.x & 31, tiles = a.rows / 64, groups = a.k / 64, chunks = (groups + 3) / 4, buf = 0;
-    unsigned phase = 0;
+    unsigned phase = 0, to[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        to[j] = b + (lane >> 3) * C::TOKENS + dg_sw128(j * C::TW + warp, lane & 7);
     for (int u = begin; u < end; u = (u / tiles + 1) * tiles) {
         struct dgc_moe_entry e = a.entries[u / tiles];
         int n = lane * C::TW + warp, src = n < e.n ? C::GLU ? a.slot_pair[e.slot + n] / a.topk : e.slot + n : 0;
+        unsigned row = (unsigned)src * (a.k / 8); /* in 16 bytes */
         int wide = e.n <= C::TINY ? C::TINY : e.n <= C::NARROW ? C::NARROW : C::NMAX;
         for (int c = 0; c < chunks; c++) {
             dg_bar_wait(bar.b_empty + (buf * chunks + c) * 8, phase ^ 1);
             int group = c * 4 + (lane >> 3);
-            unsigned at = b + (buf * groups + group) * C::TOKENS;
-            for (int i = 0, m = warp; m < wide; i++, m += C::TW) {
-                int64_t r = __shfl_sync(~0u, src, i);
-                if (group < groups)
-                    dg_cp_async16_if(at + dg_sw128(m, lane & 7), a.x + r * a.k + c * 256 + lane * 8, m < e.n);
-            }
+            unsigned at = (buf * groups + c * 4) * C::TOKENS;
+            const uint4 *x = (const uint4 *)a.x + c * 32 + lane;
+            asm("" : "+l"(x)); /* kept as one address, to which a row is one multiply-add */
+#pragma unroll 1
+            for (int i = 0, rest = e.n - warp; i < wide / C::TW; i += 4, rest -= 8, at += 1024)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    unsigned r = __shfl_sync(~0u, row, i + j);
+                    if (group < groups)
+                        dg_cp_async16_if(at + to[j], x + r, rest > j * C::TW);
+                }
             if (!C::GLU && c + 1 == chunks && n < e.n)
                 dg_cp_async4(bar.pair + (buf * C::NMAX + n) * 4, a.slot_pair + e.slot + n);
             dg_cp_async_arrive(bar.b_full + (buf * chunks + c) * 8);
