@@ -594,21 +594,27 @@ template <class C> DGC_FN void st_tokens(const struct st_arg &a, int begin, int 
 template <class C, int NT>
 DGC_FN void st_store(const struct st_arg &a, const float (&acc)[NT / 2], const struct dgc_moe_entry &e, int tile, unsigned pair) {
     int warp = threadIdx.x >> 5 & 3, lane = threadIdx.x & 31, row = lane >> 2, q = lane & 3;
-    int f = tile * 32 + warp * 8 + row, moe = a.rows / 2;
-    uint16_t *h = (uint16_t *)a.out + (long long)e.slot * moe + (f & ~63) + dg_perm_inv(f & 63);
-    float *d = (float *)a.out + tile * 64 + warp * 16 + row, back = dg_back<typename C::W>(a, e.expert);
+    int f = tile * 32 + warp * 8 + row, moe = a.rows / 2, mine = e.n - 2 * q; /* of tokens 2 q, 2 q + 1, 2 q + 8, ... */
+    int64_t h = C::GLU ? ((int64_t)(e.slot + 2 * q) * moe + (f & ~63) + dg_perm_inv(f & 63)) * 2 : (tile * 64 + warp * 16 + row) * 4;
+    uint64_t to = __cvta_generic_to_global(a.out) + h;
+    asm("" : "+l"(to)); /* kept as one address, to which a token is one multiply-add */
+    float back = dg_back<typename C::W>(a, e.expert);
 #pragma unroll
     for (int i = 0; i < NT / 8; i++)
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-            int n = 8 * i + 2 * q + j;
+            int n = 8 * i + j;
             float v0 = acc[4 * i + j] * back, v1 = acc[4 * i + 2 + j] * back;
-            if (n < e.n && C::GLU) {
-                h[(long long)n * moe] = dgc_f32_bf16(dg_gelu(v0) * v1);
-            } else if (n < e.n) {
-                float *o = d + (long long)dg_lds(pair + n * 4) * a.rows;
-                o[0] = v0;
-                o[8] = v1;
+            if (C::GLU) {
+                if (n < mine)
+                    *(uint16_t *)__cvta_global_to_generic(to + (int64_t)n * (2 * moe)) = dgc_f32_bf16(dg_gelu(v0) * v1);
+            } else {
+                int p = dg_lds(pair + (2 * q + n) * 4);
+                if (n < mine) {
+                    float *o = (float *)__cvta_global_to_generic(to + (int64_t)p * (4 * a.rows));
+                    o[0] = v0;
+                    o[8] = v1;
+                }
             }
         }
 }
