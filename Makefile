@@ -176,7 +176,7 @@ $(EMULATED): $(B)/tests/cuda/placeholder.o $(SUPPORT_OBJ) $(B)/libdiffgemma.a | 
 # The op tests alone, in one static program that an emulator of another processor runs:
 # make CC=aarch64-linux-gnu-gcc B=build/arm64 build/arm64/tests/cpu_ops_static
 KCHECK_SRC := $(addprefix src/core/,mem.c pool.c status.c) src/formats/formats.c src/ops/backend.c $(filter src/ops/cpu/%,$(LIB_SRC)) \
-	tests/support/op_cases.c tests/support/op_planes.c tests/ops/cpu_ops.c
+	$(wildcard tests/support/op_*.c) tests/ops/cpu_ops.c
 $(B)/tests/cpu_ops_static: $(KCHECK_SRC:%.c=$(B)/%.o)
 	@mkdir -p $(@D)
 	$(CC) $(LDFLAGS) $(if $(SAN),,-static) -o $@ $^ -lm -pthread
