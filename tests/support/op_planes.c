@@ -221,27 +221,33 @@ static void make_row(struct op_run *r, enum dg_format fmt, uint8_t *row, int k, 
     }
 }
 
-static void make_mat(struct op_run *r, enum dg_format fmt, uint8_t *raw, int n, int k, double spread, enum op_codes codes, double *v) {
-    const struct dg_format_traits *t = dg_format_traits(fmt);
-    int64_t row_bytes = dg_format_row_bytes(fmt, k);
-    float *decoded = op_memory(r, (size_t)k * sizeof *decoded);
+static void make_mat(struct op_run *r, enum dg_format fmt, uint8_t *raw, int n, int k, double spread, enum op_codes codes) {
     if (fmt == DG_FMT_NVFP4_BLOCK) {
         float global = (float)(spread * (codes == OP_MAX ? 1 : 0.02 + 0.01 * op_normal(r)));
         memcpy(raw, &global, 4);
     }
+    for (int i = 0; i < n; i++)
+        make_row(r, fmt, raw + dg_format_traits(fmt)->mat_extra + i * dg_format_row_bytes(fmt, k), k, spread, codes);
+}
+
+static void decode_mat(enum dg_format fmt, const uint8_t *raw, int n, int k, double *v) {
+    const struct dg_format_traits *t = dg_format_traits(fmt);
+    float *decoded = malloc((size_t)k * sizeof *decoded);
+    if (!decoded)
+        abort();
     for (int i = 0; i < n; i++) {
-        uint8_t *row = raw + t->mat_extra + i * row_bytes;
-        make_row(r, fmt, row, k, spread, codes);
-        t->decode_row(raw, row, k, decoded);
+        t->decode_row(raw, raw + t->mat_extra + i * dg_format_row_bytes(fmt, k), k, decoded);
         for (int c = 0; c < k; c++)
             v[(int64_t)i * k + c] = (double)decoded[c];
     }
+    free(decoded);
 }
 
 struct op_mat op_mat_codes(struct op_run *r, enum dg_format fmt, int n, int k, enum op_codes codes) {
     size_t bytes = (size_t)dg_format_mat_bytes(fmt, n, k);
     struct op_mat m = {.raw = op_memory(r, bytes), .v = op_memory(r, (size_t)n * (size_t)k * sizeof *m.v)};
-    make_mat(r, fmt, m.raw, n, k, 1, codes, m.v);
+    make_mat(r, fmt, m.raw, n, k, 1, codes);
+    decode_mat(fmt, m.raw, n, k, m.v);
     m.m = (struct dg_mat){fmt, n, k, m.raw, 0};
     m.m.dev = (uint64_t)(uintptr_t)op_upload(r, m.raw, bytes);
     return m;
@@ -262,15 +268,18 @@ void op_mat_send(struct op_run *r, struct op_mat *m) {
     r->c->be->ops->write(r->c->be, (void *)(uintptr_t)m->m.dev, m->raw, (size_t)dg_format_mat_bytes(m->m.fmt, m->m.n, m->m.k));
 }
 
-struct op_stack op_stack(struct op_run *r, enum dg_format fmt, int e, int n, int k) {
+struct dg_stack op_stack(struct op_run *r, enum dg_format fmt, int e, int n, int k) {
     size_t bytes = (size_t)dg_format_mat_bytes(fmt, n, k);
     uint8_t *raw = op_memory(r, (size_t)e * bytes);
-    struct op_stack s = {.v = op_memory(r, (size_t)e * (size_t)n * (size_t)k * sizeof *s.v)};
     for (int i = 0; i < e; i++)
-        make_mat(r, fmt, raw + (size_t)i * bytes, n, k, 0.2, OP_RANDOM, s.v + (int64_t)i * n * k);
-    s.s = (struct dg_stack){fmt, e, n, k, raw, 0, false};
-    s.s.dev = (uint64_t)(uintptr_t)op_upload(r, raw, (size_t)e * bytes);
+        make_mat(r, fmt, raw + (size_t)i * bytes, n, k, 0.2, OP_RANDOM);
+    struct dg_stack s = {fmt, e, n, k, raw, 0, false};
+    s.dev = (uint64_t)(uintptr_t)op_upload(r, raw, (size_t)e * bytes);
     return s;
+}
+
+void op_stack_values(const struct dg_stack *s, int e, double *v) {
+    decode_mat(s->fmt, s->data + (size_t)e * (size_t)dg_format_mat_bytes(s->fmt, s->n, s->k), s->n, s->k, v);
 }
 
 struct op_vec op_vec(struct op_run *r, int n, double center) {

@@ -49,10 +49,6 @@ struct op_mat {
     double *v; /* [n][k] */
     uint8_t *raw;
 };
-struct op_stack {
-    struct dg_stack s;
-    double *v;
-};
 struct op_vec {
     struct dg_vec v;
     double *w;
@@ -81,7 +77,8 @@ struct op_mat op_mat(struct op_run *r, enum dg_format fmt, int n, int k, double 
 struct op_mat op_mat_codes(struct op_run *r, enum dg_format fmt, int n, int k, enum op_codes codes);
 void op_mat_copy_row(struct op_mat *m, int to, int from);
 void op_mat_send(struct op_run *r, struct op_mat *m);
-struct op_stack op_stack(struct op_run *r, enum dg_format fmt, int e, int n, int k);
+struct dg_stack op_stack(struct op_run *r, enum dg_format fmt, int e, int n, int k);
+void op_stack_values(const struct dg_stack *s, int e, double *v); /* of one matrix, [n][k] */
 struct op_vec op_vec(struct op_run *r, int n, double center);
 
 void op_expect_value(struct op_run *r, double got, double want, double bound, const char *what, int i, int j);
