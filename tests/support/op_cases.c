@@ -181,6 +181,102 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
     op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
 }
 
+/* Shapes for the dense kernels of compute capability 9.0, of 132 multiprocessors; small: also where large shapes are left out. Of every kernel tails of
+ * rows, columns and k, one step, and more steps than its ring has stages. Parts of the rows alone go to another kernel where they are few enough. */
+static const struct dense_shape {
+    int m, n, k, n_w;
+    bool glu, small;
+} dense_shapes[] = {
+    /* two blocks a tile: up to 256 rows in two waves */
+    {37, 256, 328, 3, false, true},
+    {140, 96, 64, 1, false, true},
+    {2, 8, 136, 1, false, true},
+    {7, 176, 1096, 1, false, false},
+    {256, 304, 1096, 1, false, false},
+    {200, 2816, 520, 1, false, false},
+    {129, 5808, 72, 1, false, false},
+    {131, 2816, 2112, 1, false, false},
+    /* k in two, more rows or tiles than that */
+    {257, 64, 72, 1, false, true},
+    {290, 200, 1032, 1, false, false},
+    {258, 512, 200, 3, false, false},
+    {150, 5816, 136, 1, false, false},
+    /* GLU, up to 256 rows and more */
+    {70, 352, 192, 2, true, true},
+    {5, 48, 72, 2, true, true},
+    {130, 136, 64, 2, true, false},
+    {200, 88, 1096, 2, true, false},
+    {131, 2112, 2816, 2, true, false},
+    {257, 40, 72, 2, true, true},
+    {270, 72, 320, 2, true, false},
+    {300, 104, 1096, 2, true, false},
+    {260, 72, 64, 2, true, false},
+    /* many columns: up to 256 rows in a wave of tiles of 64 columns, */
+    {3, 8192, 64, 1, false, true},
+    {3, 4096, 96, 3, false, false},
+    {140, 8448, 72, 1, false, false},
+    {7, 8256, 712, 1, false, false},
+    /* of 144 columns, */
+    {5, 9224, 64, 1, false, true},
+    {5, 9224, 1096, 1, false, false},
+    {6, 6144, 136, 2, false, false},
+    {4, 5120, 72, 3, false, false},
+    {20, 19008, 72, 1, false, false},
+    {200, 9504, 72, 1, false, false},
+    /* and more rows or waves */
+    {2, 19016, 64, 1, false, true},
+    {130, 9512, 392, 1, false, false},
+    {258, 8200, 72, 1, false, false},
+    {258, 6144, 136, 2, false, false},
+    {257, 4096, 72, 3, false, false},
+};
+
+/* Gate and up in one block, up behind gate and before it: kernels that read both as one matrix cannot where it lies before. */
+static void glu_places(struct op_run *r, int m, int n, int k) {
+    const struct dg_ops *op = r->c->be->ops;
+    weights_are(r, DG_FMT_BF16);
+    struct op_plane x = op_input(r, m, k, op->act, 1), behind = op_output(r, m, n, op->act), before = op_output(r, m, n, op->act);
+    struct op_mat gate = op_mat(r, DG_FMT_BF16, n, k, 1), up = op_mat(r, DG_FMT_BF16, n, k, 1);
+    size_t bytes = (size_t)dg_format_mat_bytes(DG_FMT_BF16, n, k);
+    uint8_t *three = op_memory(r, 3 * bytes);
+    memcpy(three, up.raw, bytes);
+    memcpy(three + bytes, gate.raw, bytes);
+    memcpy(three + 2 * bytes, up.raw, bytes);
+    uint64_t dev = (uint64_t)(uintptr_t)op_upload(r, three, 3 * bytes);
+    const struct dg_mat at[3] = {{DG_FMT_BF16, n, k, three, dev},
+                                 {DG_FMT_BF16, n, k, three + bytes, dev + bytes},
+                                 {DG_FMT_BF16, n, k, three + 2 * bytes, dev + 2 * bytes}};
+    op->linear(r->c->be, &x.p, (const struct dg_mat *const[]){&at[1], &at[2]}, 2, DG_EPI_GLU, &behind.p);
+    op->linear(r->c->be, &x.p, (const struct dg_mat *const[]){&at[1], &at[0]}, 2, DG_EPI_GLU, &before.p);
+    op_fetch(r, &behind);
+    op_fetch(r, &before);
+    for (int i = 0; op_checks(r) && i < m; i++)
+        for (int c = 0; c < n; c++) {
+            double bound, want = glu(r, x.v + i * k, gate.v + c * k, up.v + c * k, k, &bound);
+            op_expect(r, &before, i, c, want, bound + act_round(r) * (fabs(want) + bound));
+        }
+    op_expect_same(r, &behind, 0, &before, 0, m);
+    op_done(r, "m=%d n=%d k=%d gate and up in one block", m, n, k);
+}
+
+static void dense_linear(struct op_run *r) {
+    for (size_t i = 0; i < sizeof dense_shapes / sizeof *dense_shapes; i++) {
+        const struct dense_shape *s = &dense_shapes[i];
+        for (int odd = 0; odd < (s->small ? 2 : 1) && (s->small || !r->c->small); odd++) {
+            r->rows_at = odd ? OP_ROWS_ODD_OUT : OP_ROWS_WHOLE;
+            one_linear(r, DG_FMT_BF16, s->m, s->n, s->k, s->n_w, s->glu, OP_RANDOM);
+        }
+    }
+    r->rows_at = OP_ROWS_WHOLE;
+    glu_places(r, 9, 72, 136);
+    glu_places(r, 258, 40, 64);
+    if (!r->c->small) {
+        glu_places(r, 200, 352, 712);
+        glu_places(r, 300, 136, 456);
+    }
+    r->rows_at = OP_ROWS_ANY;
+}
+
 static void case_linear(struct op_run *r) {
     for (int f = 0; f < DG_FMT_COUNT; f++) {
         enum dg_format fmt = (enum dg_format)f;
@@ -193,33 +289,13 @@ static void case_linear(struct op_run *r) {
         one_linear(r, fmt, 9, 40, 64, 1, false, OP_TINY);
         if (step == 1)
             one_linear(r, fmt, 5, 33, 37, 2, true, OP_RANDOM); /* a width that is a multiple of nothing */
-        if (fmt == DG_FMT_BF16 && r->c->small && !r->c->emulated) { /* each kernel for few rows of compute capability 9.0 */
-            r->rows_at = OP_ROWS_WHOLE;
-            one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
-            one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
-            one_linear(r, fmt, 140, 96, 64, 1, false, OP_RANDOM);
-            one_linear(r, fmt, 5, 9224, 64, 1, false, OP_RANDOM);
-            r->rows_at = OP_ROWS_ANY;
-        }
         if (!r->c->small) {
             one_linear(r, fmt, 256, 300, 2816, 1, false, OP_RANDOM);
             one_linear(r, fmt, 300, 140, 704, 2, true, OP_RANDOM);
-            if (fmt == DG_FMT_BF16) { /* the widths of the kernels for compute capability 9.0: each kernel, tails of rows, columns and k */
-                r->rows_at = OP_ROWS_WHOLE;
-                one_linear(r, fmt, 37, 256, 328, 3, false, OP_RANDOM);
-                one_linear(r, fmt, 290, 200, 1032, 1, false, OP_RANDOM);
-                one_linear(r, fmt, 70, 352, 192, 2, true, OP_RANDOM);
-                one_linear(r, fmt, 270, 72, 320, 2, true, OP_RANDOM);
-                one_linear(r, fmt, 3, 4096, 96, 3, false, OP_RANDOM);
-                one_linear(r, fmt, 258, 8200, 72, 1, false, OP_RANDOM);
-                one_linear(r, fmt, 5, 9224, 1096, 1, false, OP_RANDOM);
-                one_linear(r, fmt, 258, 6144, 136, 2, false, OP_RANDOM);
-                one_linear(r, fmt, 200, 2816, 520, 1, false, OP_RANDOM);
-                one_linear(r, fmt, 140, 96, 64, 1, false, OP_RANDOM);
-                r->rows_at = OP_ROWS_ANY;
-            }
         }
     }
+    if (!r->c->emulated)
+        dense_linear(r);
 }
 
 /* Duplicated experts give equal logits: the lower id must win. */
@@ -390,6 +466,7 @@ static void one_head(struct op_run *r, enum dg_format fmt, int m, int vocab, int
         struct dg_plane part = op_rows(&x, m / 3, m - m / 3);
         struct op_plane again = op_output(r, m - m / 3, vocab, DG_F32);
         struct dg_row_stats rest = make_stats(r, m - m / 3, vocab);
+        rest.tile_max = NULL; /* is not always wanted */
         be->ops->head(be, &part, &w.m, 30, 1.25f, &again.p, &rest);
         op_fetch(r, &again);
         op_expect_same(r, &z, m / 3, &again, 0, m - m / 3);
@@ -412,9 +489,11 @@ static void case_head(struct op_run *r) {
     one_head(r, DG_FMT_BF16, 4, 264, 64, HEAD_TWINS);
     one_head(r, DG_FMT_BF16, 9, 388, 72, HEAD_ODD);
     one_head(r, DG_FMT_BF16, 9, 390, 72, HEAD_PLAIN); /* ids in no whole quads */
-    if (!r->c->emulated && r->c->small) { /* pairs of blocks, some with a second tile */
+    if (!r->c->emulated && r->c->small) { /* pairs of blocks, some with a second tile; a warpgroup ahead in them; more rows than one launch takes */
         one_head(r, DG_FMT_BF16, 129, 384, 72, HEAD_PLAIN);
         one_head(r, DG_FMT_BF16, 130, 17156, 72, HEAD_PLAIN);
+        one_head(r, DG_FMT_BF16, 130, 260, 328, HEAD_PLAIN);
+        one_head(r, DG_FMT_BF16, 257, 132, 72, HEAD_PLAIN);
     }
     if (r->c->small)
         return;
@@ -427,6 +506,18 @@ static void case_head(struct op_run *r) {
     one_head(r, DG_FMT_BF16, 100, HEAD_VOCAB - 124, 72, HEAD_TWINS);
     one_head(r, DG_FMT_BF16, 150, 17000, 328, HEAD_PLAIN);
     one_head(r, DG_FMT_BF16, 150, 1284, HIDDEN, HEAD_ODD);
+    /* rings that hold a tile of ids to the stage, and one stage less; blocks and pairs with a second and a third tile */
+    one_head(r, DG_FMT_BF16, 3, 34000, 320, HEAD_PLAIN);
+    one_head(r, DG_FMT_BF16, 5, 34000, 328, HEAD_PLAIN);
+    one_head(r, DG_FMT_BF16, 130, 17000, 320, HEAD_PLAIN);
+    one_head(r, DG_FMT_BF16, 130, 34308, 328, HEAD_PLAIN);
+    for (int m = 1; m <= 8; m++)
+        one_head(r, DG_FMT_BF16, m, 772, 456, HEAD_PLAIN);
+    /* all rows of one launch, and of two */
+    one_head(r, DG_FMT_BF16, 192, 644, 72, HEAD_PLAIN);
+    one_head(r, DG_FMT_BF16, 256, 900, 392, HEAD_FLAT);
+    one_head(r, DG_FMT_BF16, 257, 260, 72, HEAD_TWINS);
+    one_head(r, DG_FMT_BF16, 400, 388, 136, HEAD_FLAT);
 }
 
 static void case_row_stats(struct op_run *r) {
@@ -457,10 +548,10 @@ static void case_row_stats(struct op_run *r) {
 static void case_soft_embed(struct op_run *r) {
     static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_F32, DG_FMT_F16};
     struct dg_backend *be = r->c->be;
-    for (int f = 0; f < 16; f++) {
-        bool sparse = f & 4, big = f & 8;
-        enum dg_format fmt = fmts[f & 3];
-        int m = big ? 67 : 3, vocab = big ? (r->c->emulated ? 1300 : r->c->small ? 2500 : VOCAB) : 50;
+    for (int f = 0; f < (r->c->small ? 16 : 18); f++) {
+        bool sparse = f & (f < 16 ? 4 : 1), big = f & 24, canvas = f >= 16; /* the last two: all rows of a canvas */
+        enum dg_format fmt = fmts[canvas ? 0 : f & 3];
+        int m = canvas ? CANVAS : big ? 67 : 3, vocab = big ? (r->c->emulated ? 1300 : r->c->small ? 2500 : VOCAB) : 50;
         int k = big && !r->c->small ? HIDDEN : r->c->emulated ? 40 : 72;
         struct op_plane z = op_input(r, m, vocab, DG_F32, 6), y = op_output(r, m, k, be->ops->act);
         struct op_mat w = op_mat(r, fmt, vocab, k, 1);

@@ -116,10 +116,11 @@ double op_get(const void *base, enum dg_dtype t, int64_t i) {
 
 static size_t block_bytes(const struct dg_plane *p) { return (size_t)(p->rows + 2) * (size_t)p->ld * dg_dtype_bytes(p->dtype); }
 
-static struct op_plane blank(struct op_run *r, int rows, int cols, enum dg_dtype t) {
-    bool whole = r->rows_at == OP_ROWS_ANY ? op_random(r) & 1 : r->rows_at == OP_ROWS_WHOLE;
+static struct op_plane blank(struct op_run *r, int rows, int cols, enum dg_dtype t, bool out) {
+    bool odd = r->rows_at == OP_ROWS_ODD || (r->rows_at == OP_ROWS_ODD_OUT && out);
+    bool whole = r->rows_at == OP_ROWS_ANY ? op_random(r) & 1 : !odd;
     int64_t ld = whole ? (cols + 8 + 7) / 8 * 8 : cols + 1 + (int64_t)(op_random(r) % 9);
-    if (r->rows_at == OP_ROWS_ODD && ld % 2 == 0)
+    if (odd && ld % 2 == 0)
         ld++;
     struct op_plane p = {.p = {NULL, t, rows, cols, ld}};
     p.v = op_memory(r, (size_t)rows * (size_t)cols * sizeof *p.v);
@@ -136,7 +137,7 @@ static void send_block(struct op_run *r, struct op_plane *p) {
 }
 
 struct op_plane op_input(struct op_run *r, int rows, int cols, enum dg_dtype t, double spread) {
-    struct op_plane p = blank(r, rows, cols, t);
+    struct op_plane p = blank(r, rows, cols, t, false);
     for (int i = 0; i < rows; i++)
         for (int c = 0; c < cols; c++)
             p.v[(int64_t)i * cols + c] = op_put(p.raw, t, (i + 1) * p.p.ld + c, op_normal(r) * spread);
@@ -145,7 +146,7 @@ struct op_plane op_input(struct op_run *r, int rows, int cols, enum dg_dtype t, 
 }
 
 struct op_plane op_output(struct op_run *r, int rows, int cols, enum dg_dtype t) {
-    struct op_plane p = blank(r, rows, cols, t);
+    struct op_plane p = blank(r, rows, cols, t, true);
     send_block(r, &p);
     return p;
 }

@@ -16,9 +16,10 @@ struct op_held {
     struct op_held *next;
 };
 
-/* Where a plane's rows begin: at random (as it comes, plane by plane), at whole vectors, which is what the fastest kernels ask for, or never there.
- * Planes that different runs of a case are compared through must not be left to chance: the kernel is chosen by it. */
-enum op_rows_at { OP_ROWS_ANY, OP_ROWS_WHOLE, OP_ROWS_ODD };
+/* Where a plane's rows begin: at random (as it comes, plane by plane), at whole vectors, which is what the fastest kernels ask for, never there, or
+ * those of outputs alone never there. Planes that different runs of a case are compared through must not be left to chance: the kernel is chosen by
+ * it. */
+enum op_rows_at { OP_ROWS_ANY, OP_ROWS_WHOLE, OP_ROWS_ODD, OP_ROWS_ODD_OUT };
 
 struct op_run {
     struct op_cases *c;
