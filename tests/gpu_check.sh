@@ -59,6 +59,8 @@ for kernels in auto portable; do
         check "ops, $planes planes, $kernels" ' 0 failed$' "$ops" --$planes --kernels $kernels $small
     done
 done
+# keys of a row in many parts, and rows in chunks, which a default part is too long for
+check "attention in parts, bf16 planes" ' 0 failed$' "$ops" --bf16 --kernels auto,split=64,split_full=128 --filter attention $small
 
 # other implementations' planes and turns
 . tests/support/oracle_data.sh >"$logs/unpack.log"

@@ -181,8 +181,8 @@ static void one_linear(struct op_run *r, enum dg_format fmt, int m, int n, int k
     op_done(r, "%s m=%d n=%d k=%d x%d%s codes %d", dg_format_traits(fmt)->name, m, n, k, n_w, is_glu ? " glu" : "", codes);
 }
 
-/* Shapes for the dense kernels of compute capability 9.0, of 132 multiprocessors; small: also where large shapes are left out. Of every kernel tails of
- * rows, columns and k, one step, and more steps than its ring has stages. Parts of the rows alone go to another kernel where they are few enough. */
+/* Shapes for the dense kernels of compute capability 9.0, of 132 multiprocessors; small: also where large shapes are left out. Of every kernel tails
+ * of rows, columns and k, one step, and more steps than its ring has stages. Parts of the rows alone go to another kernel where they are few. */
 static const struct dense_shape {
     int m, n, k, n_w;
     bool glu, small;
@@ -259,6 +259,30 @@ static void glu_places(struct op_run *r, int m, int n, int k) {
     op_done(r, "m=%d n=%d k=%d gate and up in one block", m, n, k);
 }
 
+/* Matrices of two formats side by side: kernels of one take those next to one another. */
+static void mixed_linear(struct op_run *r, int m, int k) {
+    static const enum dg_format fmts[] = {DG_FMT_BF16, DG_FMT_Q8_ROW, DG_FMT_BF16};
+    static const int rows[] = {128, 44, 72}, all = 128 + 44 + 72;
+    const struct dg_ops *op = r->c->be->ops;
+    struct op_plane x = op_input(r, m, k, op->act, 1), y = op_output(r, m, all, op->act);
+    struct op_mat w[3];
+    const struct dg_mat *list[3];
+    weights_are(r, DG_FMT_BF16);
+    for (int i = 0; i < 3; i++) {
+        w[i] = op_mat(r, fmts[i], rows[i], k, 1);
+        list[i] = &w[i].m;
+    }
+    op->linear(r->c->be, &x.p, list, 3, DG_EPI_NONE, &y.p);
+    op_fetch(r, &y);
+    for (int i = 0; op_checks(r) && i < m; i++)
+        for (int b = 0, at = 0; b < 3; at += rows[b++])
+            for (int c = 0; c < rows[b]; c++) {
+                double bound, want = dot(r, x.v + i * k, w[b].v + c * k, k, &bound);
+                op_expect(r, &y, i, at + c, want, bound + act_round(r) * (fabs(want) + bound));
+            }
+    op_done(r, "m=%d k=%d of two formats", m, k);
+}
+
 static void dense_linear(struct op_run *r) {
     for (size_t i = 0; i < sizeof dense_shapes / sizeof *dense_shapes; i++) {
         const struct dense_shape *s = &dense_shapes[i];
@@ -270,9 +294,12 @@ static void dense_linear(struct op_run *r) {
     r->rows_at = OP_ROWS_WHOLE;
     glu_places(r, 9, 72, 136);
     glu_places(r, 258, 40, 64);
+    mixed_linear(r, 21, 72);
     if (!r->c->small) {
         glu_places(r, 200, 352, 712);
         glu_places(r, 300, 136, 456);
+        for (int m = 1; m <= 8; m++)
+            one_linear(r, DG_FMT_BF16, m, 264, 456, 1, false, OP_RANDOM);
     }
     r->rows_at = OP_ROWS_ANY;
 }

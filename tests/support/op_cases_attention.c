@@ -133,6 +133,9 @@ static const struct {
     {{512, 4, 2, 300, 300, 2500, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
     {{512, 8, 2, 130, 124, 3900, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 900},
     {{512, 16, 2, 130, 130, 50, true, false, false, 0, DG_F16, 64, 0}, 0},
+    /* so many that a block has several tiles of keys, or all of them */
+    {{512, 16, 2, 270, 266, 2400, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 16, 2, 540, 540, 0, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
 };
 
 /* Cases above in as few rows and heads as show the same, for an emulated processor. */
@@ -151,6 +154,25 @@ static const struct kv_case kv_emulated[] = {
     {128, 2, 1, 3, 3, 4400, false, false, true, 0, DG_Q8, DG_TOPK_DYN, 0},
 };
 
+/* Whole caches that end within the tile of keys that the last row sees, so many positions behind that row: a tile at their end is read in part. */
+static const struct {
+    struct kv_case c;
+    int64_t room;
+} end_cases[] = {
+    {{256, 4, 2, 9, 9, 92, true, false, true, 0, DG_F16, 0, 0}, 0},
+    {{256, 4, 2, 11, 9, 130, false, false, true, 0, DG_F16, 0, 0}, 0},
+    {{512, 4, 2, 9, 9, 67, true, false, false, 0, DG_F16, 0, 0}, 0},
+    {{512, 8, 2, 5, 4, 60, false, false, false, 0, DG_F16, 0, 0}, 1},
+    {{512, 4, 1, 3, 3, 127, false, false, false, 0, DG_F16, 64, 0}, 0},
+    {{256, 16, 8, 130, 130, 999, true, false, true, 0, DG_F16, 0, 0}, 0},
+    {{256, 16, 8, 100, 91, 1230, false, false, true, 0, DG_F16, 0, 0}, 0},
+    {{512, 16, 2, 70, 70, 1011, true, false, false, 0, DG_F16, 0, 0}, 0},
+    {{512, 16, 2, 90, 87, 900, false, false, false, 0, DG_F16, 0, 0}, 0},
+    {{512, 16, 2, 90, 90, 934, false, false, false, 0, DG_F16, 0, 0}, 1},
+    {{512, 16, 2, 40, 37, 2500, false, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 0},
+    {{512, 8, 2, 33, 33, 3000, true, false, false, 0, DG_F16, DG_TOPK_DYN, 0}, 5},
+};
+
 /* A value of a cache as stored. */
 static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, int64_t slot, int32_t h, int d) {
     const unsigned char *head = raw + (size_t)(slot * kv->kv_heads + h) * dg_kv_head_bytes(kv->dtype, kv->hd);
@@ -161,10 +183,13 @@ static double kv_value(const struct dg_kv_layer *kv, const unsigned char *raw, i
     return (double)scale * ((const signed char *)head)[sizeof scale + (size_t)d];
 }
 
+/* How many positions a whole cache has behind the case's last row. */
+static int64_t usual_room(const struct op_run *r, const struct kv_case *c) { return r->c->small ? 37 : KV_FULL - c->pos0 - c->n; }
+
 /* A cache whose positions [0, filled) hold values and all others NaN. val: [slots][kv_heads][hd] or NULL. twins: of a whole cache, key t is
  * key t - twins; 0 = all differ. */
-static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t filled, int twins, double **k, double **v) {
-    int64_t slots = c->ring ? KV_SLOTS : r->c->small ? c->pos0 + c->n + 37 : KV_FULL;
+static struct dg_kv_layer make_kv(struct op_run *r, const struct kv_case *c, int64_t room, int64_t filled, int twins, double **k, double **v) {
+    int64_t slots = c->ring ? KV_SLOTS : c->pos0 + c->n + room;
     size_t heads = (size_t)slots * (size_t)c->kv_heads, bytes = heads * dg_kv_head_bytes(c->kv, c->hd);
     struct dg_kv_layer kv = {NULL, NULL, c->kv, c->kv_heads, c->hd, slots, c->ring, c->window};
     double **val[2] = {k, v};
@@ -230,17 +255,49 @@ static double keep_top(double *s, int64_t n, int64_t k, double slack, double max
     return decided || all_equal ? 0 : near;
 }
 
-static void one_attention(struct op_run *r, const struct kv_case *c, int twins) {
+/* The rows of a case from one on, computed alone: a causal row must not notice the others; those of a canvas see the same keys, are at another place
+ * of their tile, and have no padding rows behind them. */
+static void part_is_same(struct op_run *r, const struct kv_case *c, const struct dg_batch *b, const struct dg_kv_layer *kv, const struct op_plane *q,
+                         const struct op_plane *y) {
+    int from = c->live <= 2 ? 0 : c->causal ? c->live / 2 : c->live / 3 | 1;
+    if (!from && (c->causal || c->n == c->live))
+        return;
+    struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, c->causal, -1, c->topk};
+    int64_t hi;
+    if (!c->causal)
+        dg_batch_visible(b, kv, 0, &tail.ring_from, &hi);
+    struct dg_plane part = op_rows(q, from, tail.n);
+    struct op_plane again = op_output(r, tail.n, c->heads * c->hd, r->c->be->ops->act);
+    r->c->be->ops->attention(r->c->be, &part, c->heads, &tail, kv, &again.p);
+    op_fetch(r, &again);
+    op_expect_same(r, y, from, &again, 0, tail.n);
+}
+
+/* Products of a case, times the head dimension. */
+static int64_t products(const struct kv_case *c) {
+    int64_t keys = c->n + (c->window && !c->ring_from ? c->window : c->ring_from ? c->pos0 - c->ring_from : c->pos0);
+    return keys * c->n * c->heads * c->hd;
+}
+
+#define PRODUCTS 2000000000 /* of a case that are computed in double: of larger ones every so many rows */
+
+/* room: of a whole cache behind the last row. */
+static void one_attention(struct op_run *r, const struct kv_case *c, int64_t room, int twins) {
     const struct dg_ops *op = r->c->be->ops;
     double *k, *v;
     int64_t end = c->pos0 + c->live, row = (int64_t)c->kv_heads * c->hd;
-    struct dg_kv_layer kv = make_kv(r, c, end, twins, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, room, end, twins, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane q = op_input(r, c->n, c->heads * c->hd + 24, op->act, 0.4), y = op_output(r, c->n, c->heads * c->hd, op->act);
+    for (int i = c->live; c->topk == 0 && i < c->n; i++) /* what padding rows hold reaches no other */
+        for (int d = 0; d < q.p.cols; d++)
+            op_put(q.raw, op->act, (i + 1) * q.p.ld + d, NAN);
+    op_send(r, &q);
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
     op_fetch(r, &y);
     double *s = op_memory(r, (size_t)(end + 1) * sizeof *s);
-    for (int i = 0; op_checks(r) && i < c->live; i++)
+    int every = (int)(products(c) / PRODUCTS) + 1;
+    for (int i = (c->live - 1) % every; op_checks(r) && i < c->live; i += every)
         for (int h = 0; h < c->heads; h++) {
             int64_t lo, hi, kvh = h / (c->heads / c->kv_heads);
             const double *qr = q.v + i * q.p.cols + h * c->hd;
@@ -273,38 +330,31 @@ static void one_attention(struct op_run *r, const struct kv_case *c, int twins) 
                               8 * edge / sum + 1e-37 + (r->c->prob_round > 0 ? 5 * (double)(hi - lo) * 0x1p-25 / sum : 0));
             }
         }
-    /* the last rows of the same batch computed alone: a causal row must not notice; others see the same keys without the padding rows */
-    int from = c->live > 2 && c->causal ? c->live / 2 : 0;
-    if (from || (!c->causal && c->n > c->live)) {
-        struct dg_batch tail = {c->live - from, c->live - from, c->pos0 + from, c->causal, from ? -1 : b.ring_from, c->topk};
-        struct dg_plane part = op_rows(&q, from, tail.n);
-        struct op_plane again = op_output(r, tail.n, c->heads * c->hd, op->act);
-        op->attention(r->c->be, &part, c->heads, &tail, &kv, &again.p);
-        op_fetch(r, &again);
-        op_expect_same(r, &y, from, &again, 0, tail.n);
-    }
-    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld window=%d top %d twins %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n,
-            (long long)c->pos0, c->window, c->topk, twins, c->causal ? "causal" : "both ways",
+    part_is_same(r, c, &b, &kv, &q, &y);
+    op_done(r, "hd=%d heads=%d/%d n=%d pos0=%lld slots=%lld window=%d top %d twins %d %s %s, rows %s", c->hd, c->heads, c->kv_heads, c->n,
+            (long long)c->pos0, (long long)kv.slots, c->window, c->topk, twins, c->causal ? "causal" : "both ways",
             c->kv == DG_F16 ? "f16" : c->kv == DG_Q8 ? "q8" : "f32", r->rows_at == OP_ROWS_WHOLE ? "at whole vectors" : "at odd places");
 }
 
-/* Products of a case: what an emulator or a checker can take of the large ones is little. */
+/* What an emulator or a checker can take of the large cases is little. */
 static bool small_case(const struct op_run *r, const struct kv_case *c) {
-    int64_t keys = c->n + (c->window && !c->ring_from ? c->window : c->ring_from ? c->pos0 - c->ring_from : c->pos0);
-    return c->n * c->heads < 700 && keys * c->n * c->heads * c->hd < (r->c->emulated ? 4500000 : 50000000);
+    return c->n * c->heads < 700 && products(c) < (r->c->emulated ? 4500000 : 50000000);
 }
 
 void op_cases_attention(struct op_run *r) {
     for (size_t i = 0; i < sizeof kv_cases / sizeof *kv_cases; i++)
         if ((!r->c->small || small_case(r, &kv_cases[i])) && (kv_cases[i].kv != DG_Q8 || r->c->be->ops->kv_q8))
             for (r->rows_at = OP_ROWS_WHOLE; r->rows_at <= (i % 4 ? OP_ROWS_WHOLE : OP_ROWS_ODD); r->rows_at++)
-                one_attention(r, &kv_cases[i], 0);
+                one_attention(r, &kv_cases[i], usual_room(r, &kv_cases[i]), 0);
     r->rows_at = OP_ROWS_WHOLE;
     for (size_t i = 0; i < sizeof top_cases / sizeof *top_cases; i++)
         if (!r->c->small || (small_case(r, &top_cases[i].c) && (top_cases[i].c.kv_heads == 1 || top_cases[i].c.pos0 < 500)))
-            one_attention(r, &top_cases[i].c, top_cases[i].twins);
+            one_attention(r, &top_cases[i].c, usual_room(r, &top_cases[i].c), top_cases[i].twins);
     for (size_t i = 0; r->c->emulated && i < sizeof kv_emulated / sizeof *kv_emulated; i++)
-        one_attention(r, &kv_emulated[i], 0);
+        one_attention(r, &kv_emulated[i], usual_room(r, &kv_emulated[i]), 0);
+    for (size_t i = 0; i < sizeof end_cases / sizeof *end_cases; i++)
+        if (!r->c->small || small_case(r, &end_cases[i].c))
+            one_attention(r, &end_cases[i].c, end_cases[i].room, 0);
     r->rows_at = OP_ROWS_ANY;
 }
 
@@ -312,7 +362,7 @@ static void one_qkv(struct op_run *r, const struct kv_case *c) {
     const struct dg_ops *op = r->c->be->ops;
     int hd = c->hd, half = hd / 2, cols = (c->heads + (c->has_v ? 2 : 1) * c->kv_heads) * hd;
     double *k, *v;
-    struct dg_kv_layer kv = make_kv(r, c, 0, 0, &k, &v);
+    struct dg_kv_layer kv = make_kv(r, c, usual_room(r, c), 0, 0, &k, &v);
     struct dg_batch b = {c->n, c->live, c->pos0, c->causal, c->ring_from ? c->ring_from : -1, c->topk};
     struct op_plane x = op_input(r, c->n, cols, op->act, 2);
     struct op_vec qn = op_vec(r, hd, 1), kn = op_vec(r, hd, 1);

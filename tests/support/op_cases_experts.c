@@ -191,8 +191,8 @@ static const int32_t layer[] = {0, 1, 8, 9, 16, 17, 24, 25, 40, 48, 49, 96};
 #define LAYER_ROWS 333 /* their sum */
 #define LAYER_EXPERTS ((int)(sizeof layer / sizeof *layer))
 
-/* Experts of one row to a few entries each. Of K: parts of 256 that are cut, odd numbers of 64, one 64, so many that rings go round; so many tiles that
- * a block has several and goes on from one entry to the next. */
+/* Experts of one row to a few entries each. Of K: parts of 256 that are cut, odd numbers of 64, one 64, so many that rings go round; so many tiles
+ * that a block has several and goes on from one entry to the next. */
 static void few_tokens(struct op_run *r, enum dg_format fmt) {
     static const int32_t short_layer[] = {25, 0, 48, 49, 1}, one[] = {0, 0, 100, 0, 0}, wide[] = {33, 41, 32, 47, 26, 48, 31};
     const struct spread by_layer = {COUNTED, layer}, by_short = {COUNTED, short_layer}, by_one = {COUNTED, one}, by_wide = {COUNTED, wide};
