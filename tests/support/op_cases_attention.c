@@ -279,7 +279,8 @@ static int64_t products(const struct kv_case *c) {
     return keys * c->n * c->heads * c->hd;
 }
 
-#define PRODUCTS 2000000000 /* of a case that are computed in double: of larger ones every so many rows */
+/* Of a case that are computed in double; of larger ones every so many rows, an odd number, so that each place in a tile is met. */
+#define PRODUCTS 600000000
 
 /* room: of a whole cache behind the last row. */
 static void one_attention(struct op_run *r, const struct kv_case *c, int64_t room, int twins) {
@@ -296,7 +297,7 @@ static void one_attention(struct op_run *r, const struct kv_case *c, int64_t roo
     op->attention(r->c->be, &q.p, c->heads, &b, &kv, &y.p);
     op_fetch(r, &y);
     double *s = op_memory(r, (size_t)(end + 1) * sizeof *s);
-    int every = (int)(products(c) / PRODUCTS) + 1;
+    int every = (int)(products(c) / PRODUCTS) | 1;
     for (int i = (c->live - 1) % every; op_checks(r) && i < c->live; i += every)
         for (int h = 0; h < c->heads; h++) {
             int64_t lo, hi, kvh = h / (c->heads / c->kv_heads);
