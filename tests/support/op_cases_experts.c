@@ -77,9 +77,9 @@ static struct routed make_routing(struct op_run *r, int m, int topk, int experts
             int32_t e;
             bool taken;
             do {
-                e = to.kind == COUNTED                 ? counted(to.count, m, i, j)
-                    : to.kind == LOPSIDED && j == 0 ? experts / 2
-                                                    : (int32_t)(op_random(r) % (uint64_t)experts);
+                e = to.kind == LOPSIDED && j == 0 ? experts / 2 : (int32_t)(op_random(r) % (uint64_t)experts);
+                if (to.kind == COUNTED)
+                    e = counted(to.count, m, i, j);
                 taken = false;
                 for (int q = 0; q < j; q++)
                     taken |= t.id[i * topk + q] == e;
