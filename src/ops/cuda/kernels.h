@@ -526,8 +526,8 @@ struct dgc_top_scores_sm90_args {
     struct dgc_tmap k;
     struct dgc_top_scores_args f;
 };
-#define DGC_TOP_STAGES 6
-#define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 * 2 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16))
+#define DGC_TOP_STAGES 10
+#define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16)) /* half of the queries, and keys */
 
 /* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
  * DGC_TOP_KEPT. One block a (row, head). */
@@ -630,7 +630,7 @@ struct dgc_top_values_args {
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
     K(flash_sm90_512, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED)      \
     K(flash_sm90_512_canvas, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED) \
-    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 640, DGC_TOP_SM90_SHARED)
+    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 384, DGC_TOP_SM90_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -84,27 +84,6 @@ template <bool CANVAS> DGC_FN void bring_all(const struct dgc_flash_sm90_args &a
     }
 }
 
-/* Queries of units u and u + 8 as A fragments; those from u_end on are zeros. */
-DGC_FN void query_fragments(unsigned (&q)[STEPS][4], const struct dgc_flash_args &f, int kvh, int u, int u_end, int group) {
-#pragma unroll
-    for (int r = 0; r < 2; r++, u += 8) {
-        int m = u / group, head = kvh * group + u - m * group;
-        const uint16_t *from = (const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)head * 512 + 8 * (threadIdx.x & 3);
-        uint4 v[STEPS / 2];
-#pragma unroll
-        for (int i = 0; i < STEPS / 2; i++)
-            v[i] = u < u_end ? *(const uint4 *)(from + 32 * i) : make_uint4(0, 0, 0, 0);
-#pragma unroll
-        for (int i = 0; i < STEPS / 2; i++) {
-            uint32_t w[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-            quad_turn(w);
-#pragma unroll
-            for (int n = 0; n < 4; n++)
-                q[2 * i + (n >> 1)][(n & 1) * 2 + r] = dgc_pack_f16(__uint_as_float(w[n] << 16), __uint_as_float(w[n] & 0xffff0000u));
-        }
-    }
-}
-
 /* s = the scores of the next tile. */
 DGC_FN void tile_scores(float (&s)[32], const unsigned (&q)[STEPS][4], struct ring<KEY_STAGES> &r) {
     unsigned rest = dg_desc_sw128(dg_smem(dg_dyn) + AT_QUERIES);
@@ -161,7 +140,7 @@ DGC_FN void score(const struct dgc_flash_args &f, const struct span &b, int kvh,
     else
         rows_see(rows, f, u0 + row, u_end, group, b.lo, b.hi, b.t0);
     dg_load_queries<512, 64, 128, 16 * STEPS>(dg_queries_of<512, 128, 16 * STEPS>(f, kvh, u0), u0, u_end, dg_dyn + AT_QUERIES);
-    query_fragments(q, f, kvh, u0 + row, u_end, group);
+    dg_query_fragments<512>(q, f, kvh, u0 + row, u_end);
     dg_fence_async();
     dg_sync_some<128>(1);
 #pragma unroll

@@ -144,21 +144,6 @@ DGC_FN void begin_values(float (&acc)[128], const unsigned (&p)[4][4], unsigned 
     dg_wgmma_commit();
 }
 
-/* Lane c of four has words c of four groups of four words, afterwards group c; or the other way round. */
-DGC_FN void quad_turn(uint32_t (&w)[4]) {
-    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
-#pragma unroll
-    for (int k = 0; k < 4; k += 2) {
-        uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + 1], 1);
-        (odd ? w[k] : w[k + 1]) = got;
-    }
-#pragma unroll
-    for (int k = 0; k < 2; k++) {
-        uint32_t got = __shfl_xor_sync(~0u, high ? w[k] : w[k + 2], 2);
-        (high ? w[k] : w[k + 2]) = got;
-    }
-}
-
 /* What the lane's rows u and u + 8 see of the keys [lo, hi), counted from t0. */
 DGC_FN void rows_see(struct rows &rows, const struct dgc_flash_args &f, int u, int u_end, int group, int64_t lo, int64_t hi, int64_t t0) {
 #pragma unroll

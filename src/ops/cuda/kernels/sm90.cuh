@@ -427,4 +427,43 @@ DGC_FN void dg_load_queries(struct dg_queries q, int u0, int u_end, unsigned cha
     }
 }
 
+/* Lane c of four has words c of four groups of four words, afterwards group c; or the other way round. */
+DGC_FN void quad_turn(uint32_t (&w)[4]) {
+    bool odd = threadIdx.x & 1, high = threadIdx.x & 2;
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        uint32_t got = __shfl_xor_sync(~0u, odd ? w[k] : w[k + 1], 1);
+        (odd ? w[k] : w[k + 1]) = got;
+    }
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        uint32_t got = __shfl_xor_sync(~0u, high ? w[k] : w[k + 2], 2);
+        (high ? w[k] : w[k + 2]) = got;
+    }
+}
+
+/* The first 16 STEPS dimensions of units u and u + 8 (rows times the heads that share kv head kvh) as A fragments in f16; of units from u_end on,
+ * zeros. */
+template <int HD, int STEPS, typename ARGS>
+DGC_FN void dg_query_fragments(unsigned (&q)[STEPS][4], const ARGS &f, int kvh, int u, int u_end) {
+    int group = f.heads / f.kv.kv_heads;
+#pragma unroll
+    for (int r = 0; r < 2; r++, u += 8) {
+        int m = u / group, head = kvh * group + u - m * group;
+        const uint16_t *from = (const uint16_t *)f.q.p + (int64_t)m * f.q.ld + (int64_t)head * HD + 8 * (threadIdx.x & 3);
+        uint4 v[STEPS / 2];
+#pragma unroll
+        for (int i = 0; i < STEPS / 2; i++)
+            v[i] = u < u_end ? *(const uint4 *)(from + 32 * i) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < STEPS / 2; i++) {
+            uint32_t w[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
+            quad_turn(w);
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                q[2 * i + (n >> 1)][(n & 1) * 2 + r] = dgc_pack_f16(__uint_as_float(w[n] << 16), __uint_as_float(w[n] & 0xffff0000u));
+        }
+    }
+}
+
 #endif

@@ -1,32 +1,39 @@
 /* The scores of top-k attention on Hopper: f16 queries and keys, f32 sums over 512 dimensions in one order, as topk.cu has them.
  *
- * A block keeps the f16 queries of a tile of 128 (row, head) pairs of one kv head in shared memory and walks its share of the keys in tiles of
- * 128. Two pairs of warpgroups take the tiles by turns, 64 rows a warpgroup, so that one pair stores its scores while the other multiplies. Each
- * pair has a ring of its own, which a thread fills with keys, 64 dimensions a stage: of a ring for both, a parity could not tell a pair whether
- * the other one's fill of the stage is still to come. */
+ * A block keeps the f16 queries of a tile of 128 (row, head) pairs of one kv head, 64 of either warpgroup, half of their dimensions in registers
+ * and half in shared memory, and walks its share of the keys in tiles of 128. A thread of a third warpgroup fills the ring, 64 dimensions a stage,
+ * of which both warpgroups take every one. A warpgroup has two sets of sums: while tensor cores make one tile's, it stores the scores of the tile
+ * before, an eighth a stage. */
 #include "ops/cuda/kernels/sm90.cuh"
 #include "ops/cuda/kernels/topk.cuh"
 
 #define HD 512
 #define TILE DGC_TOP_TILE
-#define STEPS (HD / 64)
-#define STAGES (DGC_TOP_STAGES / 2) /* of a pair */
+#define STEPS 16 /* of the 32 of 16 dimensions in a score, whose queries are in registers */
+#define PARTS (HD / 64) /* stages of a tile */
+#define STAGES DGC_TOP_STAGES
 #define STAGE (TILE * 128)
-#define QUERIES (TILE * HD * 2)
-#define CONSUMERS 512
+#define QUERIES (TILE * (HD - 16 * STEPS) * 2)
+#define CONSUMERS 256
 
-/* d = a . b + (keep ? d : 0), 64 rows and 128 columns, k16, f16. */
+/* d = a . b + (keep ? d : 0), 64 rows and 128 columns, k16, f16; a in shared memory or in registers. */
 #define ACC8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-DGC_FN void wgmma_n128(float (&d)[64], unsigned a, unsigned b, int keep) {
-    asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %66, 0;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "a, b, p, 1, 1, 0, 0;\n}"
+#define SUMS                                                      \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+DGC_FN void multiply(float (&d)[64], unsigned a, unsigned b) {
+    asm volatile("{\n.reg .b64 a, b;\nmov.b64 a, {%64, 0x40000040};\nmov.b64 b, {%65, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " SUMS "a, b, 1, 1, 1, 0, 0;\n}"
         : ACC8(0), ACC8(8), ACC8(16), ACC8(24), ACC8(32), ACC8(40), ACC8(48), ACC8(56)
-        : "r"(a), "r"(b), "r"(keep));
+        : "r"(a), "r"(b));
+}
+DGC_FN void multiply(float (&d)[64], const unsigned (&a)[4], unsigned b, int keep) {
+    asm volatile("{\n.reg .pred p;\n.reg .b64 b;\nsetp.ne.b32 p, %69, 0;\nmov.b64 b, {%68, 0x40000040};\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " SUMS "{%64, %65, %66, %67}, b, p, 1, 1, 0;\n}"
+        : ACC8(0), ACC8(8), ACC8(16), ACC8(24), ACC8(32), ACC8(40), ACC8(48), ACC8(56)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b), "r"(keep));
 }
 
 /* Without a cache policy: keys are read again by the blocks of other rows soon, and values come after them. */
@@ -36,23 +43,132 @@ DGC_FN void copy_keys(unsigned dst, const struct dgc_tmap *map, int x, int y, un
                  : "memory");
 }
 
-DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
+DGC_FN struct ring<STAGES> ring_of_keys(void) {
+    unsigned base = dg_smem(dg_dyn) + QUERIES, bars = base + STAGES * STAGE;
+    return {bars, bars + 8 * STAGES, base, 0, 0};
+}
+
+/* The thread that fills: so many tiles from the first on. */
+DGC_FN void bring_keys(const struct dgc_tmap *map, int kvh, int first, int tiles) {
+    struct ring<STAGES> r = ring_of_keys();
+    for (int i = 0; i < tiles * PARTS; i++) {
+        unsigned full = r.full + r.s * 8;
+        dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
+        dg_bar_expect(full, STAGE);
+        copy_keys(r.base + r.s * STAGE, map, kvh * HD + i % PARTS * 64, (first + i / PARTS) * TILE, full);
+        ring_next(r);
+    }
+}
+
+/* Where the scores of a lane's two rows go, g and g + 8 of its warp's 16, and how many keys of the block's share each sees; `live`: units from the
+ * first row on. */
+struct out {
+    int at, live, seen[2]; /* the scratch holds fewer than 2^31 scores */
+};
+
+/* An eighth of a tile: the lane's scores of 32 of the keys from t0 on in one of its rows. most: the quad's largest, a lane each. */
+DGC_FN void put(const struct dgc_top_scores_args &f, const struct out &o, const float (&acc)[64], int t0, int part, float &most) {
+    int r = part >> 2, g = part & 3, at = o.at + 8 * r * (int)f.pitch + t0;
+    bool on = 8 * r < o.live && t0 >= 0;
+    float v[8];
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        v[n] = acc[(g * 4 + (n >> 1)) * 4 + 2 * r + (n & 1)];
+    float top = dgc_top_most(v, o.seen[r] - t0 - g * 32);
+    most = ((int)threadIdx.x & 3) == g ? top : most;
+    if (on)
+        dgc_top_store(f.score + (at + g * 32), v);
+    if (on && g == 3)
+        f.most[(at >> 5) + ((int)threadIdx.x & 3)] = most;
+}
+
+/* acc = the next tile's scores, while the old ones, of keys from t0 on, are stored; t0 < 0: there are none. rest: the descriptor of the queries that
+ * are not in registers. */
+DGC_FN void step(const struct dgc_top_scores_args &f, const struct out &o, float (&acc)[64], float (&old)[64], int t0,
+                 const unsigned (&q)[STEPS][4], unsigned rest, struct ring<STAGES> &r) {
+    float most = 0.0f;
+#pragma unroll
+    for (int k = 0; k < PARTS; k++) {
+        unsigned keys = dg_desc_sw128(r.base + r.s * STAGE);
+        dg_bar_wait(r.full + r.s * 8, r.phase);
+        dg_wgmma_fence();
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            if (4 * k < STEPS)
+                multiply(acc, q[4 * k + t], keys + 2 * t, k + t > 0);
+            else
+                multiply(acc, rest + (k - STEPS / 4) * (TILE * 128 / 16) + 2 * t, keys + 2 * t);
+        }
+        dg_wgmma_commit();
+        dg_wgmma_wait<1>();
+        if (k == 0)
+            dg_hold(old);
+        if (k > 0 || t0 >= 0)
+            ring_release(r, r.s ? r.s - 1 : STAGES - 1);
+        ring_next(r);
+        put(f, o, old, t0, k, most);
+    }
+}
+
+/* What is left of the last tile. */
+DGC_FN void finish(const struct dgc_top_scores_args &f, const struct out &o, float (&acc)[64], int t0) {
+    float most = 0.0f;
+    dg_wgmma_wait<0>();
+    dg_hold(acc);
+#pragma unroll
+    for (int k = 0; k < PARTS; k++)
+        put(f, o, acc, t0, k, most);
+}
+
+/* A warpgroup's 64 rows; row: the lane's first of the block's. */
+DGC_FN void score(const struct dgc_top_scores_args &f, int kvh, int u0, int u_end, int first, int tiles, int row) {
+    int group = f.heads / f.kv.kv_heads, units = f.n * group;
+    unsigned q[STEPS][4];
+    float acc[2][64];
+    struct ring<STAGES> r = ring_of_keys();
+    dg_load_queries<HD, TILE, CONSUMERS, 16 * STEPS>(dg_queries_of<HD, CONSUMERS, 16 * STEPS>(f, kvh, u0), u0, u_end, dg_dyn);
+    dg_query_fragments<HD>(q, f, kvh, u0 + row, u_end);
+    dg_fence_async();
+    dg_sync_some<CONSUMERS>(1);
+    struct out o = {(kvh * units + u0 + row) * (int)f.pitch + first * TILE, u_end - u0 - row, {0, 0}};
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int u = u0 + row + 8 * i;
+        int64_t lo, end = 0;
+        if (u < u_end)
+            dgc_visible(f.prm, f.causal, f.kv.window, f.row0 + u / group, &lo, &end);
+        o.seen[i] = (int)end - first * TILE;
+    }
+#pragma unroll
+    for (int i = 0; i < 128; i++)
+        acc[i >> 6][i & 63] = 0.0f;
+    unsigned rest = dg_desc_sw128(dg_smem(dg_dyn) + (row >> 6) * 64 * 128);
+#pragma unroll 1
+    for (int i = 0;; i += 2) {
+        step(f, o, acc[0], acc[1], (i - 1) * TILE, q, rest, r);
+        if (i + 1 == tiles) {
+            finish(f, o, acc[0], i * TILE);
+            return;
+        }
+        step(f, o, acc[1], acc[0], i * TILE, q, rest, r);
+        if (i + 2 == tiles) {
+            finish(f, o, acc[1], (i + 1) * TILE);
+            return;
+        }
+    }
+}
+
+DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 384) {
     const struct dgc_top_scores_args &f = a.f;
     int group = f.heads / f.kv.kv_heads, units = f.n * group, u_tiles = (units + TILE - 1) / TILE;
     int kvh = (int)blockIdx.x / u_tiles, u0 = ((int)blockIdx.x - kvh * u_tiles) * TILE, u_end = u0 + TILE < units ? u0 + TILE : units;
-    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0), lane = threadIdx.x & 31;
-    /* a pair of warpgroups, or the warp that fills its ring */
-    int pair = wg < 4 ? wg >> 1 : (int)(threadIdx.x >> 5) & 1;
-    unsigned rings = dg_smem(dg_dyn) + QUERIES, bars = rings + 2 * STAGES * STAGE;
-    unsigned ring = rings + pair * (STAGES * STAGE), full = bars + pair * (STAGES * 8);
-#define EMPTY (full + 2 * STAGES * 8)
+    int wg = __shfl_sync(~0u, threadIdx.x >> 7, 0);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2 * STAGES; i++) {
-            dg_bar_init(bars + i * 8, 1);
-            dg_bar_init(bars + (2 * STAGES + i) * 8, 8); /* the warps of the pair */
-        }
+        ring_init(ring_of_keys(), CONSUMERS / 32);
         dg_bar_init_fence();
     }
+    if (threadIdx.x == CONSUMERS)
+        dg_tma_ahead(&a.k);
     __syncthreads();
     dgc_chain();
     /* tiles that any row of the block sees, and this block's share of them */
@@ -62,83 +178,12 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 640) {
     int first = (int)(all * blockIdx.y / gridDim.y), tiles = (int)(all * (blockIdx.y + 1) / gridDim.y) - first;
     if (tiles <= 0)
         return;
-
-    if (wg == 4) {
+    if (wg == 2) {
         dg_regs_less<24>();
-        if (lane == 0 && threadIdx.x < CONSUMERS + 64)
-            for (int j = 0; j < (tiles + 1 - pair) / 2 * STEPS; j++) {
-                int s = j % STAGES, tile = first + 2 * (j / STEPS) + pair;
-                dg_bar_wait(EMPTY + s * 8, (j / STAGES & 1) ^ 1);
-                dg_bar_expect(full + s * 8, STAGE);
-                copy_keys(ring + s * STAGE, &a.k, kvh * HD + j % STEPS * 64, tile * TILE, full + s * 8);
-            }
+        if (threadIdx.x == CONSUMERS)
+            bring_keys(&a.k, kvh, first, tiles);
         return;
     }
-    dg_regs_more<112>();
-    dg_load_queries<HD, TILE, CONSUMERS>(dg_queries_of<HD, CONSUMERS>(f, kvh, u0), u0, u_end, dg_dyn);
-    dg_fence_async();
-    asm volatile("bar.sync 1, 512;" ::: "memory");
-
-    int strip = wg & 1, row0 = strip * 64 + (threadIdx.x >> 5 & 3) * 16 + (lane >> 2);
-    int seen[2], live = u_end - u0 - row0;
-    int at = (kvh * units + u0 + row0) * (int)f.pitch + first * TILE; /* the scratch holds fewer than 2^31 scores */
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int u = u0 + row0 + 8 * r;
-        int64_t end = 0;
-        if (u < u_end)
-            dgc_visible(f.prm, f.causal, f.kv.window, f.row0 + u / group, &lo, &end);
-        seen[r] = (int)end - first * TILE; /* of this share */
-    }
-    unsigned q = dg_desc_sw128(dg_smem(dg_dyn) + strip * 64 * 128);
-    float acc[64];
-#pragma unroll
-    for (int i = 0; i < 64; i++)
-        acc[i] = 0.0f;
-    int s = 0, phase = 0;
-#pragma unroll 1
-    for (int i = pair; i < tiles; i += 2) {
-#pragma unroll 1
-        for (int k = 0; k < STEPS; k++) {
-            dg_bar_wait(full + s * 8, phase);
-            unsigned qk = q + k * (TILE * 128 / 16), keys = dg_desc_sw128(ring + s * STAGE);
-            dg_wgmma_fence();
-#pragma unroll
-            for (int t = 0; t < 4; t++)
-                wgmma_n128(acc, qk + 2 * t, keys + 2 * t, k + t > 0);
-            dg_wgmma_commit();
-            dg_wgmma_wait<1>();
-            if (k > 0 && lane == 0)
-                dg_bar_arrive(EMPTY + (s ? s - 1 : STAGES - 1) * 8);
-            if (++s == STAGES) {
-                s = 0;
-                phase ^= 1;
-            }
-        }
-        dg_wgmma_wait<0>();
-#pragma unroll
-        for (int n = 0; n < 64; n++)
-            asm volatile("" : "+f"(acc[n])::"memory");
-        if (lane == 0)
-            dg_bar_arrive(EMPTY + (s ? s - 1 : STAGES - 1) * 8);
-
-        int t0 = i * TILE;
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            float mine = 0.0f;
-#pragma unroll
-            for (int g = 0; g < 4; g++) {
-                float v[8];
-#pragma unroll
-                for (int n = 0; n < 8; n++)
-                    v[n] = acc[(g * 4 + (n >> 1)) * 4 + 2 * r + (n & 1)];
-                float most = dgc_top_most(v, seen[r] - t0 - g * 32);
-                mine = ((int)threadIdx.x & 3) == g ? most : mine;
-                if (8 * r < live)
-                    dgc_top_store(f.score + (at + 8 * r * (int)f.pitch + t0 + g * 32), v);
-            }
-            if (8 * r < live)
-                f.most[((at + 8 * r * (int)f.pitch + t0) >> 5) + ((int)threadIdx.x & 3)] = mine;
-        }
-    }
+    dg_regs_more<240>();
+    score(f, kvh, u0, u_end, first, tiles, wg * 64 + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7));
 }
