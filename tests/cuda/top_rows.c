@@ -17,9 +17,9 @@ static double uniform(void) {
 }
 static double normal(void) { return sqrt(-2 * log(uniform() + 1e-300)) * cos(6.283185307 * uniform()); }
 
-enum kind { NORMAL, STEPS, OUTLIERS, LOW, ONE_HIGH, AT_THE_END, ZEROS, ONE_A_GROUP, WIDE, EQUAL, NOT_A_NUMBER, KINDS };
+enum kind { NORMAL, STEPS, OUTLIERS, LOW, ONE_HIGH, AT_THE_END, ZEROS, ONE_A_GROUP, WIDE, EQUAL, CLUSTERS, NOT_A_NUMBER, KINDS };
 static const char *const names[KINDS] = {"normal",           "steps", "outliers",       "low",        "one high",  "the best at the end",
-                                         "zeros of both signs", "one a group of 32", "many magnitudes", "all equal", "one NaN"};
+                                         "zeros of both signs", "one a group of 32", "many magnitudes", "all equal", "whole groups high", "one NaN"};
 
 static double score(enum kind kind, int i, int n) {
     double x = normal() * 3;
@@ -33,6 +33,7 @@ static double score(enum kind kind, int i, int n) {
     case ONE_A_GROUP: return i % 32 == 7 ? 5 + x * 1e-3 : x / 3;
     case WIDE: return x * exp(normal() * 3);
     case EQUAL: return 1.5;
+    case CLUSTERS: return i / 32 % 7 == 3 ? x + 20 : x;
     case NOT_A_NUMBER: return i == n / 2 ? NAN : x;
     default: return x;
     }

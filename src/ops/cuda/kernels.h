@@ -530,7 +530,7 @@ struct dgc_top_scores_sm90_args {
 #define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16)) /* half of the queries, and keys */
 
 /* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
- * DGC_TOP_KEPT. One block a (row, head). */
+ * DGC_TOP_KEPT. A warp a (row, head), DGC_TOP_UNITS of them a block, in the order of the scores' rows. */
 struct dgc_top_values_args {
     struct dgc_plane y;
     struct dgc_kv kv;
@@ -540,6 +540,7 @@ struct dgc_top_values_args {
     int32_t n, heads, causal, row0, topk;
 };
 #define DGC_TOP_KEPT 512
+#define DGC_TOP_UNITS 4
 
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
@@ -599,7 +600,7 @@ struct dgc_top_values_args {
     K(flash_512_wide, flash, flash, 256, DGC_FLASH_SHARED(512, DGC_FLASH_ROWS, 4))      \
     K(flash_join, flash_join, flash, 128, 0)                                            \
     K(top_scores, top_scores, topk, 256, DGC_TOP_SHARED)                                \
-    K(top_values, top_values, topk, 128, 0)
+    K(top_values, top_values, topk, 32 * DGC_TOP_UNITS, 0)
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \

@@ -50,7 +50,7 @@ static void tiled(struct dg_backend *be, const struct dg_plane *q, int32_t heads
                               tiles(keys, DGC_TOP_TILE), DGC_TOP_SHARED, &s);
     struct dgc_top_values_args v = {dg_cuda_plane(y), s.kv, s.prm, s.score, s.most, pitch, n, heads, batch->causal, row, batch->topk};
     v.y.p = row_of(y, row);
-    dgc_launch_top_values(be, DGC_K_top_values, (unsigned)(n * heads), 1, 0, &v);
+    dgc_launch_top_values(be, DGC_K_top_values, tiles((int64_t)n * heads, DGC_TOP_UNITS), 1, 0, &v);
 }
 
 static void simple(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,

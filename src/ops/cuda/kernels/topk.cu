@@ -2,8 +2,8 @@
  * and the sum over them.
  *
  * The k-th largest of the groups' largest scores is a lower bound of the k-th largest score, so only groups that reach it can hold a kept
- * key: of a long row a sixth is read. What reaches the bound is listed in the order of positions and the k highest of the list are found
- * exactly. Where the list would be too long (many equal scores, or nearly all keys kept) the whole row is searched instead. */
+ * key: of a long row a sixth is read. What reaches the bound is listed in the order of positions; when the list is full its k highest stay and
+ * the bound rises to the least of them, and so do in the end the k highest of all. */
 #include "ops/cuda/kernels/topk.cuh"
 
 #define TILE DGC_TOP_TILE
@@ -130,152 +130,101 @@ DGC_KERNEL(top_scores, top_scores, 256) {
         }
 }
 
-#define THREADS 128
-#define WARPS 4
-#define BINS 1024
-#define SHARE (BINS / THREADS)
-#define LIST 2048 /* scores that reach the bound */
-#define VISITS 1024 /* groups that hold them */
-#define AHEAD 8 /* values a thread has under way */
-#define READ 8 /* groups a warp has under way */
+#define UNITS DGC_TOP_UNITS /* (row, head) pairs of a block, a warp each: no warp waits for another */
+#define BLOCKS 8 /* that fit a multiprocessor: all units of a canvas at once, so that they walk the values together */
+#define LIST 736 /* candidates: a prune leaves DGC_TOP_KEPT at most, and room for TAKE groups */
+#define BINS 256
+#define VISITS BINS /* groups listed at a time */
+#define READ 12     /* groups whose scores a warp has under way, */
+#define TAKE 4      /* and of which it takes so many at a time */
+#define AHEAD 3     /* keys whose values it has under way */
+#define ALL 0xffffffffu
 
 struct choice {
-    int bin[BINS];
-    uint32_t rank[LIST]; /* then the kept ones' weights, then the sums of the block's parts */
+    uint32_t rank[LIST]; /* of the candidates, in order of position; then the kept ones' weights */
     int at[LIST];
-    int visit[VISITS];
-    int count[2][WARPS];
-    uint32_t low[WARPS], high[WARPS];
-    int found[3];
-    float tmp[WARPS];
+    int bin[BINS]; /* or groups to be visited */
 };
 
-/* A row and what of it is being looked at. */
+/* A unit's scores, so many of them, of which the k highest are wanted. */
 struct search {
     const float *score, *most;
-    int count, kind;
+    int n, k;
 };
-enum { MOST, LISTED, WHOLE };
 
-/* Order of floats as unsigned numbers, both zeros the same; NaN above all, so that it is kept and ends in the output. */
+/* Order of floats as unsigned numbers, both zeros the same; NaN above all, so that it is kept and ends in the output. No rank is 0. */
 DGC_FN uint32_t rank_of(float v) {
     uint32_t u = __float_as_uint(v + 0.0f);
-    return v != v ? 0xffffffffu : u & 0x80000000u ? ~u : u | 0x80000000u;
+    return v != v ? ALL : u & 0x80000000u ? ~u : u | 0x80000000u;
 }
 DGC_FN float of_rank(uint32_t r) { return __uint_as_float(r & 0x80000000u ? r & 0x7fffffffu : ~r); }
+DGC_FN uint32_t higher(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-DGC_FN uint32_t rank_at(const struct search *r, const struct choice *s, int i) {
-    if (r->kind == LISTED)
-        return s->rank[i];
-    return rank_of(r->kind == MOST ? r->most[i] : r->score[(i & ~31) + dgc_top_place(i & 31)]);
-}
+DGC_FN int below(uint32_t lanes) { return __popc(lanes & (((uint32_t)1 << (threadIdx.x & 31)) - 1)); }
 
-/* Sum over the warps before this one of a number each, and over all. Every call uses the other row of counters than the one before it, so
- * that one barrier is enough. */
-DGC_FN int warps_before(int mine, struct choice *s, int *turn, int *all) {
-    int warp = (int)threadIdx.x >> 5, ahead = 0;
-    int *count = s->count[*turn];
-    *turn ^= 1;
-    if (((int)threadIdx.x & 31) == 0)
-        count[warp] = mine;
-    __syncthreads();
-    *all = 0;
-    for (int w = 0; w < WARPS; w++) {
-        ahead += w < warp ? count[w] : 0;
-        *all += count[w];
-    }
-    return ahead;
-}
-
-/* The same over threads. */
-DGC_FN int threads_before(int mine, struct choice *s, int *turn, int *all) {
-    int lane = (int)threadIdx.x & 31, sum = mine;
-#pragma unroll
-    for (int d = 1; d < 32; d <<= 1) {
-        int v = __shfl_up_sync(0xffffffffu, sum, d);
-        sum += lane >= d ? v : 0;
-    }
-    int warp_sum = __shfl_sync(0xffffffffu, sum, 31);
-    return warps_before(warp_sum, s, turn, all) + sum - mine;
-}
-
-/* Smallest and largest of every thread's range, given to all. */
-DGC_FN void range_of(uint32_t *low, uint32_t *high, struct choice *s) {
-    uint32_t lo = *low, hi = *high;
-#pragma unroll
-    for (int d = 16; d; d >>= 1) {
-        uint32_t l = __shfl_xor_sync(0xffffffffu, lo, d), h = __shfl_xor_sync(0xffffffffu, hi, d);
-        lo = l < lo ? l : lo;
-        hi = h > hi ? h : hi;
-    }
-    __syncthreads();
-    if (((int)threadIdx.x & 31) == 0) {
-        s->low[(int)threadIdx.x >> 5] = lo;
-        s->high[(int)threadIdx.x >> 5] = hi;
-    }
-    __syncthreads();
-    for (int w = 0; w < WARPS; w++) {
-        lo = s->low[w] < lo ? s->low[w] : lo;
-        hi = s->high[w] > hi ? s->high[w] : hi;
-    }
-    *low = lo;
-    *high = hi;
-}
-
-/* The bin, counted from the top, in which the need-th lies: s->found = the bin, how many lie above it, how many in it. */
-DGC_FN void find_bin(int need, struct choice *s, int *turn) {
-    int top = BINS - SHARE - SHARE * (int)threadIdx.x, c[SHARE], mine = 0, all;
+/* The bin, counted from the top, in which the need-th lies. Returns how many are in it; *above: in those above it. */
+DGC_FN int find_bin(const int *bins, int need, int *bin, int *above) {
+    enum { SHARE = BINS / 32 };
+    int lane = (int)threadIdx.x & 31, top = BINS - SHARE - SHARE * lane, c[SHARE], mine = 0, sum, in = 0, at = 0;
 #pragma unroll
     for (int j = 0; j < SHARE; j += 4) {
-        uint4 u = *(const uint4 *)(s->bin + top + SHARE - 4 - j);
+        uint4 u = *(const uint4 *)(bins + top + SHARE - 4 - j);
         c[j] = (int)u.w;
         c[j + 1] = (int)u.z;
         c[j + 2] = (int)u.y;
         c[j + 3] = (int)u.x;
         mine += c[j] + c[j + 1] + c[j + 2] + c[j + 3];
     }
-    int above = threads_before(mine, s, turn, &all);
+    sum = mine;
+#pragma unroll
+    for (int d = 1; d < 32; d <<= 1) {
+        int v = __shfl_up_sync(ALL, sum, d);
+        sum += lane >= d ? v : 0;
+    }
+    int before = sum - mine, from = __popc(__ballot_sync(ALL, sum < need));
 #pragma unroll
     for (int j = 0; j < SHARE; j++) {
-        if (above < need && need <= above + c[j]) {
-            s->found[0] = top + SHARE - 1 - j;
-            s->found[1] = above;
-            s->found[2] = c[j];
-        }
-        above += c[j];
+        if (before < need && in == 0 && before + c[j] >= need) {
+            in = c[j];
+            at = top + SHARE - 1 - j;
+        } else if (in == 0)
+            before += c[j];
     }
-    __syncthreads();
+    *bin = __shfl_sync(ALL, at, from);
+    *above = __shfl_sync(ALL, before, from);
+    return __shfl_sync(ALL, in, from);
 }
 
-/* The k highest are those above the rank that is returned and the first *need of those equal to it; up to `slack` more may be above it. The
- * range that holds the k-th is cut into bins again and again. 0 < k <= r->count, and no rank is 0. */
-DGC_FN uint32_t find(const struct search *r, int k, int slack, struct choice *s, int *turn, int *need) {
-    int tid = (int)threadIdx.x;
-    uint32_t lo = 0xffffffffu, hi = 0;
-    for (int i = tid; i < r->count; i += THREADS) {
-        uint32_t v = rank_at(r, s, i);
-        lo = v < lo ? v : lo;
-        hi = v > hi ? v : hi;
+/* Of `count` ranks the k highest are those above the one that is returned and the first *need of those equal to it; up to `slack` more may be above
+ * it. The range that holds the k-th is cut into bins again and again. 0 < k <= count. */
+DGC_FN uint32_t find(const uint32_t *rank, int count, int k, int slack, int *bins, int *need) {
+    int lane = (int)threadIdx.x & 31;
+    uint32_t lo = ALL, hi = 0;
+    for (int i = lane; i < count; i += 32) {
+        lo = rank[i] < lo ? rank[i] : lo;
+        hi = higher(rank[i], hi);
     }
-    range_of(&lo, &hi, s);
+    lo = __reduce_min_sync(ALL, lo);
+    hi = __reduce_max_sync(ALL, hi);
     *need = k;
     while (lo < hi) {
-        int shift = 0;
+        int shift = 0, bin, above;
         while ((hi - lo) >> shift >= BINS)
             shift++;
-        for (int i = tid; i < BINS; i += THREADS)
-            s->bin[i] = 0;
-        __syncthreads();
-        for (int i = tid; i < r->count; i += THREADS) {
-            uint32_t v = rank_at(r, s, i);
+        for (int i = lane; i < BINS; i += 32)
+            bins[i] = 0;
+        __syncwarp();
+        for (int i = lane; i < count; i += 32) {
+            uint32_t v = rank[i];
             if (v >= lo && v <= hi)
-                atomicAdd(&s->bin[(v - lo) >> shift], 1);
+                atomicAdd(&bins[(v - lo) >> shift], 1);
         }
-        __syncthreads();
-        find_bin(*need, s, turn);
-        lo += (uint32_t)s->found[0] << shift;
-        *need -= s->found[1];
-        if (s->found[2] - *need <= slack) {
+        __syncwarp();
+        int in = find_bin(bins, *need, &bin, &above);
+        __syncwarp();
+        lo += (uint32_t)bin << shift;
+        *need -= above;
+        if (in - *need <= slack) {
             *need = 0;
             return lo - 1;
         }
@@ -285,173 +234,263 @@ DGC_FN uint32_t find(const struct search *r, int k, int slack, struct choice *s,
     return lo;
 }
 
-/* Groups that reach the bound, in order. Returns how many there are; those beyond the list are not listed. */
-DGC_FN int list_groups(const struct search *r, uint32_t bound, struct choice *s, int *turn) {
-    int n = 0;
-    for (int g0 = 0; g0 < r->count; g0 += 4 * THREADS) {
-        int g = g0 + 4 * (int)threadIdx.x, hit[4] = {0, 0, 0, 0}, all;
-        if (g < r->count) { /* rows of these are whole vectors */
-            uint4 u = *(const uint4 *)(r->most + g);
-            uint32_t v[4] = {u.x, u.y, u.z, u.w};
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                hit[j] = g + j < r->count && rank_of(__uint_as_float(v[j])) >= bound;
+/* Leaves the k highest of the list, in order; nothing is written behind what was read. Returns a rank that a later candidate must reach to be among
+ * them: of equal ones the earlier is kept. */
+static __device__ __noinline__ uint32_t prune(struct choice *s, int count, int k) {
+    int lane = (int)threadIdx.x & 31, need, kept = 0, equals = 0;
+    uint32_t least = find(s->rank, count, k, 0, s->bin, &need);
+    for (int i0 = 0; i0 < count; i0 += 32) {
+        int i = i0 + lane, at = i < count ? s->at[i] : 0;
+        uint32_t v = i < count ? s->rank[i] : 0, equal = __ballot_sync(ALL, i < count && v == least);
+        int take = i < count && (v > least || (v == least && equals + below(equal) < need));
+        uint32_t takes = __ballot_sync(ALL, take);
+        __syncwarp();
+        if (take) {
+            s->rank[kept + below(takes)] = v;
+            s->at[kept + below(takes)] = at;
         }
-        int to = n + threads_before(hit[0] + hit[1] + hit[2] + hit[3], s, turn, &all);
+        kept += __popc(takes);
+        equals += __popc(equal);
+    }
+    __syncwarp();
+    return least + (least < ALL);
+}
+
+/* A lower bound of the k-th highest score: the k-th highest of groups' largest scores, or nearly; of 2, 4, 8, ... groups' where a row has more of
+ * them than the list takes. */
+DGC_FN uint32_t bound_of(const struct search *r, struct choice *s) {
+    enum { WORDS = 2 * LIST - 4 };
+    int lane = (int)threadIdx.x & 31, groups = (r->n + 31) / 32, x = 0, need;
+    uint32_t *to = s->rank; /* and s->at behind it */
+    while (groups > WORDS << x)
+        x++;
+    int count = (groups + (1 << x) - 1) >> x, step = x < 2 ? 4 : 1 << x; /* groups of a lane at a time */
+    if (count <= r->k)
+        return 0;
+    for (int g0 = lane * step; g0 < groups; g0 += 128 * step) {
+        uint4 u[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (g0 + i * 32 * step < groups) /* rows of these are whole vectors */
+                u[i] = *(const uint4 *)(r->most + g0 + i * 32 * step);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            int g = g0 + i * 32 * step;
+            if (g < groups) {
+                uint32_t v[4] = {u[i].x, u[i].y, u[i].z, u[i].w};
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    v[j] = g + j < groups ? rank_of(__uint_as_float(v[j])) : 0;
+                for (int t = g + 4; t < g + step && t < groups; t++)
+                    v[0] = higher(v[0], rank_of(r->most[t]));
+                uint32_t a = higher(v[0], v[1]), b = higher(v[2], v[3]);
+                if (x == 0) {
+                    u[i].x = v[0], u[i].y = v[1], u[i].z = v[2], u[i].w = v[3];
+                    *(uint4 *)(to + g) = u[i];
+                } else if (x == 1) {
+                    to[g >> 1] = a;
+                    to[(g >> 1) + 1] = b;
+                } else
+                    to[g >> x] = higher(a, b);
+            }
+        }
+    }
+    __syncwarp();
+    uint32_t least = find(to, count, r->k, r->k / 16 + 8, s->bin, &need);
+    return least + (need == 0); /* or those equal to it all count */
+}
+
+DGC_FN uint4 four_most(const struct search *r, int g, int groups) {
+    uint4 u;
+    u.x = u.y = u.z = u.w = 0;
+    if (g < groups)
+        u = *(const uint4 *)(r->most + g);
+    return u;
+}
+
+/* Groups from *first on that reach the bound, in order, as many as there is room for. Returns how many; *first: where to go on. */
+DGC_FN int list_groups(const struct search *r, int *first, uint32_t bound, int *visit) {
+    int lane = (int)threadIdx.x & 31, groups = (r->n + 31) / 32, from = *first, count = 0, g = (from & ~3) + 4 * lane;
+    uint4 u = four_most(r, g, groups);
+    for (; g - 4 * lane < groups && count + 128 <= VISITS; g += 128) {
+        uint32_t w[4] = {u.x, u.y, u.z, u.w};
+        int to = count, hit[4];
+        u = four_most(r, g + 128, groups);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            if (hit[j] && to < VISITS)
-                s->visit[to] = g + j;
+            hit[j] = g + j >= from && g + j < groups && rank_of(__uint_as_float(w[j])) >= bound;
+            uint32_t hits = __ballot_sync(ALL, hit[j]);
+            to += below(hits);
+            count += __popc(hits);
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            if (hit[j])
+                visit[to] = g + j;
             to += hit[j];
         }
-        n += all;
     }
-    __syncthreads();
-    return n;
+    *first = g - 4 * lane;
+    __syncwarp();
+    return count;
 }
 
-/* Scores of the listed groups that reach the bound, in order of position. Returns how many there are, or stops once they exceed the list. */
-DGC_FN int list_scores(const struct search *r, int visits, int n, uint32_t bound, struct choice *s, int *turn) {
-    int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5, listed = 0;
-    int from = dgc_top_place(lane);
-    for (int v0 = 0; v0 < visits && listed <= LIST; v0 += WARPS * READ) {
-        float v[READ];
-        int key[READ], count = 0, all;
-        uint32_t hits[READ];
+/* Puts scores of the listed groups that reach the bound behind the candidates, of which there are `count`, and returns how many there are then. Where
+ * the list is full it is pruned, the bound rises, and the groups must be listed again from *first on. */
+DGC_FN int list_scores(const struct search *r, int visits, int count, int *first, uint32_t *bound, struct choice *s) {
+    int lane = (int)threadIdx.x & 31, from = dgc_top_place(lane);
+    const int *visit = s->bin;
+    for (int v0 = 0; v0 < visits; v0 += READ) {
+        uint32_t v[READ], hits[TAKE];
 #pragma unroll
-        for (int j = 0; j < READ; j++) {
-            int i = v0 + warp * READ + j;
-            key[j] = i < visits ? s->visit[i] * 32 : n;
-            v[j] = i < visits ? r->score[key[j] + from] : 0.0f;
-            key[j] += lane;
-        }
+        for (int j = 0; j < READ; j++)
+            v[j] = v0 + j < visits ? __float_as_uint(r->score[visit[v0 + j] * 32 + from]) : 0;
 #pragma unroll
-        for (int j = 0; j < READ; j++) {
-            hits[j] = __ballot_sync(0xffffffffu, key[j] < n && rank_of(v[j]) >= bound);
-            count += __popc(hits[j]);
-        }
-        int to = listed + warps_before(count, s, turn, &all);
+        for (int i = 0; i < READ; i += TAKE) {
+            int all = 0;
+            if (v0 + i >= visits)
+                break;
 #pragma unroll
-        for (int j = 0; j < READ; j++) {
-            int mine = to + __popc(hits[j] & (((uint32_t)1 << lane) - 1));
-            if ((hits[j] >> lane & 1) && mine < LIST) {
-                s->rank[mine] = rank_of(v[j]);
-                s->at[mine] = key[j];
+            for (int j = 0; j < TAKE; j++) {
+                uint32_t rank = rank_of(__uint_as_float(v[i + j]));
+                hits[j] = __ballot_sync(ALL, v0 + i + j < visits && visit[v0 + i + j] * 32 + lane < r->n && rank >= *bound);
+                v[i + j] = rank;
+                all += __popc(hits[j]);
             }
-            to += __popc(hits[j]);
+            if (count + all > LIST) {
+                *first = visit[v0 + i];
+                __syncwarp();
+                *bound = prune(s, count, r->k);
+                return r->k;
+            }
+#pragma unroll
+            for (int j = 0; j < TAKE; j++) {
+                if (hits[j] >> lane & 1) {
+                    s->rank[count + below(hits[j])] = v[i + j];
+                    s->at[count + below(hits[j])] = visit[v0 + i + j] * 32 + lane;
+                }
+                count += __popc(hits[j]);
+            }
         }
-        listed += all;
     }
-    __syncthreads();
-    return listed;
+    __syncwarp();
+    return count;
 }
 
-/* Leaves ranks and positions of the k highest in the list, in order of position. From a list this goes in place: nothing is written behind what
- * was read. */
-DGC_FN void keep(const struct search *r, int k, struct choice *s, int *turn) {
-    uint32_t least = 0;
-    int need = 0, kept = 0, equals = 0;
-    if (r->count > k)
-        least = find(r, k, 0, s, turn, &need);
-    for (int i0 = 0; i0 < r->count; i0 += THREADS) {
-        int i = i0 + (int)threadIdx.x, all;
-        uint32_t v = i < r->count ? rank_at(r, s, i) : 0;
-        int at = r->kind == LISTED && i < r->count ? s->at[i] : i, equal = v == least && i < r->count;
-        int before = threads_before((v > least) + (equal << 16), s, turn, &all);
-        int equals_before = equals + (before >> 16);
-        if (v > least || (equal && equals_before < need)) {
-            int to = kept + (before & 0xffff) + (equals_before < need ? equals_before : need);
-            s->rank[to] = v;
-            s->at[to] = at;
-        }
-        kept += all & 0xffff;
-        equals += all >> 16;
+/* The k highest, in order of position. */
+DGC_FN void choose(const struct search *r, struct choice *s) {
+    int groups = (r->n + 31) / 32, count = 0;
+    uint32_t bound = bound_of(r, s);
+    __syncwarp();
+    for (int g = 0; g < groups;) {
+        int visits = list_groups(r, &g, bound, s->bin);
+        count = list_scores(r, visits, count, &g, &bound, s);
     }
-    __syncthreads();
+    if (count > r->k)
+        prune(s, count, r->k);
 }
 
 /* Ranks to weights. Returns their sum, in an order that k alone decides. */
 DGC_FN float weigh(int k, struct choice *s) {
-    uint32_t low = 0, top = 0;
-    for (int j = (int)threadIdx.x; j < k; j += THREADS)
-        top = s->rank[j] > top ? s->rank[j] : top;
-    range_of(&low, &top, s);
-    float max = of_rank(top), sum = 0.0f;
-    for (int j = (int)threadIdx.x; j < k; j += THREADS) {
+    int lane = (int)threadIdx.x & 31;
+    uint32_t top = 0;
+    for (int j = lane; j < k; j += 32)
+        top = higher(top, s->rank[j]);
+    float max = of_rank(__reduce_max_sync(ALL, top)), sum = 0.0f;
+    for (int j = lane; j < k; j += 32) {
         float p = expf(of_rank(s->rank[j]) - max);
         s->rank[j] = __float_as_uint(p);
         sum += p;
     }
-    return dgc_block_sum(sum, s->tmp, WARPS);
+    sum = dgc_warp_sum(sum);
+    __syncwarp();
+    return sum;
 }
 
-/* part[slice][hd] = the kept keys' values, every slice's of every so many. */
-DGC_FN int sum_values(const struct dgc_kv *kv, int kvh, int k, struct choice *s) {
-    int lanes = kv->hd / 8, slices = THREADS / lanes, slice = (int)threadIdx.x / lanes, d = ((int)threadIdx.x - slice * lanes) * 8;
-    const uint16_t *from = (const uint16_t *)kv->v + (int64_t)kvh * kv->hd + d;
-    int64_t step = (int64_t)kv->kv_heads * kv->hd;
-    float acc[8];
+DGC_FN void add_values(float *acc, float w, uint4 x) {
+    uint32_t u[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+        acc[2 * e] = fmaf(w, dgc_f16_f32((uint16_t)(u[e] & 0xffff)), acc[2 * e]);
+        acc[2 * e + 1] = fmaf(w, dgc_f16_f32((uint16_t)(u[e] >> 16)), acc[2 * e + 1]);
+    }
+}
+
+/* 8 dimensions of the sum. */
+DGC_FN void put_sum(const struct dgc_plane *y, int64_t at, const float *acc, float scale) {
+    uint16_t *to = (uint16_t *)y->p + at;
+    if (y->dtype == DGC_BF16 && ((uint64_t)to & 15) == 0) {
+        uint4 u;
+        u.x = dgc_pack_bf16(acc[0] * scale, acc[1] * scale);
+        u.y = dgc_pack_bf16(acc[2] * scale, acc[3] * scale);
+        u.z = dgc_pack_bf16(acc[4] * scale, acc[5] * scale);
+        u.w = dgc_pack_bf16(acc[6] * scale, acc[7] * scale);
+        *(uint4 *)to = u;
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 8; i++)
-        acc[i] = 0.0f;
-    for (int j0 = slice; slice < slices && j0 < k; j0 += AHEAD * slices) {
-        uint4 x[AHEAD];
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int j = j0 + i * slices;
-            x[i].x = x[i].y = x[i].z = x[i].w = 0;
-            if (j < k)
-                x[i] = *(const uint4 *)(from + s->at[j] * step);
-        }
-#pragma unroll
-        for (int i = 0; i < AHEAD; i++) {
-            int j = j0 + i * slices;
-            float w = j < k ? __uint_as_float(s->rank[j]) : 0.0f;
-            uint32_t u[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                acc[2 * e] = fmaf(w, dgc_f16_f32((uint16_t)(u[e] & 0xffff)), acc[2 * e]);
-                acc[2 * e + 1] = fmaf(w, dgc_f16_f32((uint16_t)(u[e] >> 16)), acc[2 * e + 1]);
-            }
-        }
-    }
-    __syncthreads(); /* the weights have been read */
-    float *part = (float *)s->rank + slice * kv->hd + d;
-    if (slice < slices)
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            part[i] = acc[i];
-    __syncthreads();
-    return slices;
+        dgc_store(y->p, y->dtype, at + i, acc[i] * scale);
 }
 
-DGC_KERNEL(top_values, top_values, 128) {
-    __shared__ __align__(16) struct choice s;
-    int64_t row = blockIdx.x / a.heads, lo, hi;
-    int h = (int)((int64_t)blockIdx.x - row * a.heads), group = a.heads / a.kv.kv_heads, kvh = h / group, turn = 0;
-    dgc_visible(a.prm, a.causal, a.kv.window, a.row0 + (int)row, &lo, &hi);
+/* The kept keys' values by their weights, one key after another: a lane has dimensions 8 l + (0..7) of each 256. all: there are 512 of them. */
+DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, int k, int64_t to, float sum, const struct choice *s) {
+    int d = ((int)threadIdx.x & 31) * 8, hd = a->kv.hd, step = a->kv.kv_heads * hd, j = 0;
+    const uint16_t *from = (const uint16_t *)a->kv.v + kvh * hd + d;
+    int on[2] = {all || d < hd, all || 256 + d < hd};
+    float acc[2][8];
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        acc[i >> 3][i & 7] = 0.0f;
+    for (; j + AHEAD <= k; j += AHEAD) {
+        uint4 x[AHEAD][2];
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++) {
+            const uint16_t *row = from + (int64_t)s->at[j + i] * step;
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (on[h])
+                    x[i][h] = *(const uint4 *)(row + 256 * h);
+        }
+#pragma unroll
+        for (int i = 0; i < AHEAD; i++)
+#pragma unroll
+            for (int h = 0; h < 2; h++)
+                if (on[h])
+                    add_values(acc[h], __uint_as_float(s->rank[j + i]), x[i][h]);
+    }
+#pragma unroll 1
+    for (; j < k; j++) {
+        const uint16_t *row = from + (int64_t)s->at[j] * step;
+#pragma unroll
+        for (int h = 0; h < 2; h++)
+            if (on[h])
+                add_values(acc[h], __uint_as_float(s->rank[j]), *(const uint4 *)(row + 256 * h));
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++)
+        if (on[h])
+            put_sum(&a->y, to + 256 * h + d, acc[h], 1.0f / sum);
+}
+
+DGC_KERNEL_EARLY(top_values, top_values, 32 * UNITS, BLOCKS) {
+    __shared__ __align__(16) struct choice choices[UNITS];
+    dgc_chain();
+    int group = a.heads / a.kv.kv_heads, units = a.n * group, u = (int)blockIdx.x * UNITS + ((int)threadIdx.x >> 5);
+    if (u >= units * a.kv.kv_heads)
+        return;
+    struct choice *s = &choices[threadIdx.x >> 5];
+    int kvh = u / units, row = (u - kvh * units) / group, h = u - kvh * units - row * group + kvh * group;
+    int64_t lo, hi;
+    dgc_visible(a.prm, a.causal, a.kv.window, a.row0 + row, &lo, &hi);
     int n = (int)hi, k = a.topk > 0 ? a.topk : n / 128 < 64 ? 64 : n / 128 > 512 ? 512 : n / 128;
     k = k < n ? k : n;
-    int64_t at = (((int64_t)kvh * a.n + row) * group + h - kvh * group) * a.pitch;
-    struct search r = {a.score + at, a.most + (at >> 5), (n + 31) / 32, MOST};
-    uint32_t bound = 0;
-    if (r.count > k) {
-        int need;
-        bound = find(&r, k, k / 8 + 16, &s, &turn, &need);
-        bound += need == 0; /* or the groups equal to it all count */
-    }
-    int visits = list_groups(&r, bound, &s, &turn), listed = LIST + 1;
-    if (visits <= VISITS)
-        listed = list_scores(&r, visits, n, bound, &s, &turn);
-    r.kind = listed <= LIST ? LISTED : WHOLE;
-    r.count = listed <= LIST ? listed : n;
-    keep(&r, k, &s, &turn);
-    float sum = weigh(k, &s);
-    int slices = sum_values(&a.kv, kvh, k, &s);
-    for (int c = (int)threadIdx.x; c < a.kv.hd; c += THREADS) {
-        float v = 0.0f;
-        for (int i = 0; i < slices; i++)
-            v += __uint_as_float(s.rank[i * a.kv.hd + c]);
-        dgc_store(a.y.p, a.y.dtype, row * a.y.ld + (int64_t)h * a.kv.hd + c, v / sum);
-    }
+    struct search r = {a.score + u * a.pitch, a.most + (u * a.pitch >> 5), n, k};
+    choose(&r, s);
+    float sum = weigh(k, s);
+    int64_t to = row * a.y.ld + (int64_t)h * a.kv.hd;
+    if (a.kv.hd == 512)
+        sum_values(&a, 1, kvh, k, to, sum, s);
+    else
+        sum_values(&a, 0, kvh, k, to, sum, s);
 }
