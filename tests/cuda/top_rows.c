@@ -61,6 +61,20 @@ static void *memory(size_t n) {
     return p;
 }
 
+/* The row of scores as weights: those of the k highest, zeros elsewhere and up to a multiple of 64. */
+static int wrong_weights(const uint16_t *w, float scale, const struct entry *e, int n, int k) {
+    double sum = 0;
+    int wrong = 0, others = 0;
+    for (int j = 0; j < n; j++) {
+        double p = exp((double)e[j].s - (double)e[0].s), got = (double)dg_f16_f32(w[e[j].i]);
+        sum += j < k ? p : 0;
+        wrong += j < k ? !(fabs(got - p) < 5e-4 * p + 1e-7) : got != 0;
+    }
+    for (int j = n; j < (n + 63) / 64 * 64; j++)
+        others += w[j] != 0;
+    return wrong || others || !(fabs((double)scale * sum - 1) < 1e-5);
+}
+
 static int one(enum kind kind, int n, int topk) {
     size_t pitch = (size_t)(n + 127) / 128 * 128;
     float *s = memory(pitch * 4), *most = memory(pitch / 32 * 4), y[HD];
@@ -76,7 +90,7 @@ static int one(enum kind kind, int n, int topk) {
             v[(size_t)i * HD + (size_t)d] = dg_f32_f16((float)normal());
     }
     struct dgc_params prm = {.ring_from = -1, .n_live = n};
-    struct dgc_top_values_args a = {{y, HD, DGC_F32}, {v, v, n, DGC_F16, 1, HD, 0, 0}, &prm, s, most, (int64_t)pitch, 1, 1, 0, 0, topk};
+    struct dgc_top_values_args a = {{y, HD, DGC_F32}, {v, v, n, DGC_F16, 1, HD, 0, 0}, &prm, s, most, (int64_t)pitch, 1, 1, 0, 0, topk, 0};
     emu_launch(run, &a, 1, 1, 128, 0);
     int k = topk > 0 ? topk : n / 128 < 64 ? 64 : n / 128 > 512 ? 512 : n / 128, wrong = 0;
     k = k < n ? k : n;
@@ -91,6 +105,9 @@ static int one(enum kind kind, int n, int topk) {
         }
         wrong += kind == NOT_A_NUMBER ? !isnan(y[d]) : !(fabs(want / sum - (double)y[d]) < 2e-5);
     }
+    a.dense = 1;
+    emu_launch(run, &a, 1, 1, 128, 0);
+    wrong += kind != NOT_A_NUMBER && wrong_weights((const uint16_t *)s, most[0], e, n, k);
     if (wrong)
         fprintf(stderr, "%s, %d scores, top %d: %d of %d sums are wrong\n", names[kind], n, topk, wrong, HD);
     free(s);

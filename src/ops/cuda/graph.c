@@ -108,7 +108,8 @@ static bool holds_for(const struct dg_cuda *cu, const struct dg_cuda_recording *
         a.batch.ring_from = r->ring_from;
         a.batch.n_live = r->n_live;
         struct dg_cuda_cut now = dg_cuda_attention_cut(cu, &a), then = rec->attention[i].cut;
-        if (now.keys != then.keys || now.split != then.split || now.splits != then.splits || now.chunk != then.chunk)
+        if (now.keys != then.keys || now.split != then.split || now.splits != then.splits || now.chunk != then.chunk ||
+            now.few != then.few)
             return false;
     }
     return true;

@@ -230,6 +230,23 @@ bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_ar
     return true;
 }
 
+bool dg_cuda_hopper_sums(const struct dg_cuda *cu, const struct dgc_top_values_args *a) {
+    const struct dgc_kv *kv = &a->kv;
+    return (cu->hopper & DG_CUDA_H_TOPK) && kv->hd == 512 && kv->slots >= DGC_TOP_TILE && kv->slots < INT32_MAX && a->y.dtype == DGC_BF16 &&
+           at_vectors(a->y.p, a->y.ld * 2);
+}
+
+void dg_cuda_hopper_sum(struct dg_backend *be, const struct dgc_top_values_args *a) {
+    const struct dgc_kv *kv = &a->kv;
+    int64_t cols = (int64_t)kv->kv_heads * kv->hd;
+    struct dgc_top_sum_sm90_args t = {.f = *a};
+    if (!map_rows(be, &t.p, false, a->score, 2 * a->pitch, (int64_t)a->n * a->heads, 4 * a->pitch, DGC_TOP_TILE) ||
+        !map_rows(be, &t.v, false, kv->v, cols, kv->slots, cols * 2, 64))
+        return;
+    unsigned blocks = tiles((int64_t)a->n * (a->heads / kv->kv_heads), DGC_TOP_TILE) * (unsigned)kv->kv_heads;
+    dgc_launch_top_sum_sm90(be, DGC_K_top_sum_sm90, blocks, (unsigned)kv->hd / 128, DGC_TOP_SUM_SHARED, &t);
+}
+
 #define HEAD_ROWS (2 * DGC_HEAD_HALF) /* of one launch */
 
 /* Logits of up to HEAD_ROWS rows, x: pitch bytes a row. False when a map could not be made, which is said. */

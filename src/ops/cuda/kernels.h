@@ -530,23 +530,36 @@ struct dgc_top_scores_sm90_args {
 #define DGC_TOP_SM90_SHARED (DGC_TOP_TILE * 512 + DGC_TOP_STAGES * (DGC_TOP_TILE * 128 + 16)) /* half of the queries, and keys */
 
 /* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
- * DGC_TOP_KEPT. A warp a (row, head), DGC_TOP_UNITS of them a block, in the order of the scores' rows. */
+ * DGC_TOP_KEPT. A warp a (row, head), DGC_TOP_UNITS of them a block, in the order of the scores' rows.
+ * dense: y is left alone; a row of scores becomes the keys' weights as f16, the largest 1, zeros up to a multiple of 64 keys, and the first of its
+ * groups' largest becomes 1 / their sum, as top_sum_sm90 takes them. */
 struct dgc_top_values_args {
     struct dgc_plane y;
     struct dgc_kv kv;
     const struct dgc_params *prm;
-    const float *score, *most;
+    float *score, *most;
     int64_t pitch;
-    int32_t n, heads, causal, row0, topk;
+    int32_t n, heads, causal, row0, topk, dense;
 };
 #define DGC_TOP_KEPT 512
 #define DGC_TOP_UNITS 4
+
+/* Those weights times values on Hopper (topk_sm90a.cu): a canvas's rows, hd 512, y bf16 with rows at multiples of 16 bytes. Maps, f16 with 128-byte
+ * swizzle: weights {2 pitch, n * heads} with boxes {64, DGC_TOP_TILE}, values {kv_heads * hd, slots} with boxes {64, 64}. Grid: tiles of rows * group
+ * x kv heads, 128 columns each. */
+struct dgc_top_sum_sm90_args {
+    struct dgc_tmap p, v;
+    struct dgc_top_values_args f;
+};
+#define DGC_TOP_SUM_STAGES 6
+#define DGC_TOP_SUM_SHARED (DGC_TOP_SUM_STAGES * (DGC_TOP_TILE * 128 + 2 * 64 * 128 + 16))
+#define DGC_TOP_DENSE 4096 /* most keys of a row whose values are taken that way: reading those of 64 keys a row costs as much */
 
 /* Kinds of arguments. */
 #define DGC_ARGS(A)                                                                                                                 \
     A(set_params) A(sample)                                                                                                         \
     A(fill) A(fill_vec) A(embed) A(norm) A(norm_pair) A(norm_chain) A(add) A(qkv_store) A(attention) A(flash) A(flash_join)         \
-    A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values)                                                       \
+    A(scores) A(top_attention) A(top_scores) A(top_scores_sm90) A(top_values) A(top_sum_sm90)                                     \
     A(linear) A(route) A(experts_plan) A(experts_up) A(experts_down) A(experts_sum) A(row_stats) A(soft_dense) A(soft_pick)         \
     A(soft_gather) A(soft_sum) A(soft_probs) A(soft_mma) A(router) A(moe_repack) A(moe_repack_nv) A(moe_plan) A(moe) A(moe_sum)         \
     A(gemm) A(flash_sm90) A(head_sm90) A(head_stats) A(soft_sm90)
@@ -631,7 +644,8 @@ struct dgc_top_values_args {
     K(flash_sm90_256_canvas, flash_sm90, flash_sm90a, 384, DGC_FLASH_CANVAS_SHARED) \
     K(flash_sm90_512, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED)      \
     K(flash_sm90_512_canvas, flash_sm90, flash_full_sm90a, 512, DGC_FLASH_512_SHARED) \
-    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 384, DGC_TOP_SM90_SHARED)
+    K(top_scores_sm90, top_scores_sm90, topk_sm90a, 384, DGC_TOP_SM90_SHARED)       \
+    K(top_sum_sm90, top_sum_sm90, topk_sm90a, 288, DGC_TOP_SUM_SHARED)
 
 #define DGC_KERNELS(K) DGC_KERNELS_PORTABLE(K) DGC_KERNELS_SM90A(K)
 

@@ -216,9 +216,10 @@ static int32_t flash_splits(const struct dg_batch *b, const struct dg_kv_layer *
 struct dg_cuda_cut dg_cuda_attention_cut(const struct dg_cuda *cu, const struct dg_cuda_attention *a) {
     const struct dg_kv_layer kv = {.window = a->window};
     const struct dg_batch *b = &a->batch;
-    struct dg_cuda_cut c = {0, 0, 1, b->n};
+    struct dg_cuda_cut c = {0, 0, 1, b->n, false};
     if (a->how == DG_CUDA_ATTENDS_TOP) {
         c.keys = dg_cuda_top_keys(cu, b);
+        c.few = dg_cuda_top_few(b);
     } else if (a->how != DG_CUDA_ATTENDS_PLAIN) {
         bool hopper = a->how == DG_CUDA_ATTENDS_SM90;
         c.split = flash_split(cu, b, &kv, hopper);

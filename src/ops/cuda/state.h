@@ -38,6 +38,7 @@ struct dg_cuda_cut {
     int64_t keys;          /* a row's scores, in top-k attention */
     int32_t split, splits; /* keys of a part of a row; and parts */
     int32_t chunk;         /* rows of a launch; < 1: they do not fit the scratch */
+    bool few;              /* keys: top-k attention may take all values */
 };
 
 enum dg_cuda_attends { DG_CUDA_ATTENDS_PLAIN, DG_CUDA_ATTENDS_FLASH, DG_CUDA_ATTENDS_SM90, DG_CUDA_ATTENDS_TOP };
@@ -230,12 +231,17 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
                             const struct dg_stack *down); /* all but the sum over a row's experts */
 
 bool dg_cuda_hopper_scores(struct dg_backend *be, const struct dgc_top_scores_args *a);
+/* Whether top-k attention over few keys takes its values as a dense product there, which then follows top_values. */
+bool dg_cuda_hopper_sums(const struct dg_cuda *cu, const struct dgc_top_values_args *a);
+void dg_cuda_hopper_sum(struct dg_backend *be, const struct dgc_top_values_args *a);
 
 /* topk.c */
 /* Floats of scratch for scores: all of a batch's, or of as many rows as the device may spare memory for, one at least. */
 size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx);
 /* Keys that rows of scores are laid out for: whole numbers of a thousand where the scratch has room, so that a recorded pass serves for a while. */
 int64_t dg_cuda_top_keys(const struct dg_cuda *cu, const struct dg_batch *b);
+/* Whether so few keys are seen that reading all values costs less than reading those of the kept keys; of a canvas, whose rows see the same. */
+bool dg_cuda_top_few(const struct dg_batch *b);
 void dg_cuda_top_attention(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch,
                            const struct dg_kv_layer *kv, struct dg_plane *y);
 

@@ -23,6 +23,8 @@ int64_t dg_cuda_top_keys(const struct dg_cuda *cu, const struct dg_batch *b) {
     return whole <= most ? whole : end <= most ? most : up(end, DGC_TOP_TILE);
 }
 
+bool dg_cuda_top_few(const struct dg_batch *b) { return !b->causal && b->pos0 + b->n_live <= DGC_TOP_DENSE; }
+
 size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx) {
     size_t row = (size_t)row_floats(cu->model.cfg.heads, ctx), all = rows * row, most = floats_most(cu);
     return all < most ? all : row > most ? row : most;
@@ -48,9 +50,12 @@ static void tiled(struct dg_backend *be, const struct dg_plane *q, int32_t heads
     if (!dg_cuda_hopper_scores(be, &s))
         dgc_launch_top_scores(be, DGC_K_top_scores, tiles((int64_t)n * (heads / kv->kv_heads), DGC_TOP_TILE) * (unsigned)kv->kv_heads,
                               tiles(keys, DGC_TOP_TILE), DGC_TOP_SHARED, &s);
-    struct dgc_top_values_args v = {dg_cuda_plane(y), s.kv, s.prm, s.score, s.most, pitch, n, heads, batch->causal, row, batch->topk};
+    struct dgc_top_values_args v = {dg_cuda_plane(y), s.kv, s.prm, s.score, s.most, pitch, n, heads, batch->causal, row, batch->topk, 0};
     v.y.p = row_of(y, row);
+    v.dense = dg_cuda_top_few(batch) && dg_cuda_hopper_sums(cu, &v);
     dgc_launch_top_values(be, DGC_K_top_values, tiles((int64_t)n * heads, DGC_TOP_UNITS), 1, 0, &v);
+    if (v.dense)
+        dg_cuda_hopper_sum(be, &v);
 }
 
 static void simple(struct dg_backend *be, const struct dg_plane *q, int32_t heads, const struct dg_batch *batch, const struct dg_kv_layer *kv,

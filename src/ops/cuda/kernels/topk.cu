@@ -473,6 +473,20 @@ DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, in
             put_sum(&a->y, to + 256 * h + d, acc[h], 1.0f / sum);
 }
 
+/* The row of scores becomes weights. */
+DGC_FN void put_weights(float *score, float *most, int n, int k, float sum, const struct choice *s) {
+    int lane = (int)threadIdx.x & 31;
+    uint4 zero;
+    zero.x = zero.y = zero.z = zero.w = 0;
+    for (int i = lane; i < (n + 63) / 64 * 8; i += 32)
+        *(uint4 *)((uint16_t *)score + 8 * i) = zero;
+    __syncwarp();
+    for (int j = lane; j < k; j += 32)
+        ((uint16_t *)score)[s->at[j]] = dgc_f32_f16(__uint_as_float(s->rank[j]));
+    if (lane == 0)
+        *most = 1.0f / sum;
+}
+
 DGC_KERNEL_EARLY(top_values, top_values, 32 * UNITS, BLOCKS) {
     __shared__ __align__(16) struct choice choices[UNITS];
     dgc_chain();
@@ -489,7 +503,9 @@ DGC_KERNEL_EARLY(top_values, top_values, 32 * UNITS, BLOCKS) {
     choose(&r, s);
     float sum = weigh(k, s);
     int64_t to = row * a.y.ld + (int64_t)h * a.kv.hd;
-    if (a.kv.hd == 512)
+    if (a.dense)
+        put_weights(a.score + u * a.pitch, a.most + (u * a.pitch >> 5), n, k, sum, s);
+    else if (a.kv.hd == 512)
         sum_values(&a, 1, kvh, k, to, sum, s);
     else
         sum_values(&a, 0, kvh, k, to, sum, s);

@@ -3,7 +3,9 @@
  * A block keeps the f16 queries of a tile of 128 (row, head) pairs of one kv head, 64 of either warpgroup, half of their dimensions in registers
  * and half in shared memory, and walks its share of the keys in tiles of 128. A thread of a third warpgroup fills the ring, 64 dimensions a stage,
  * of which both warpgroups take every one. A warpgroup has two sets of sums: while tensor cores make one tile's, it stores the scores of the tile
- * before, an eighth a stage. */
+ * before, an eighth a stage.
+ *
+ * Over short rows the sum takes all values: weights, of which all but k are zeros, times values by tensor cores (top_sum_sm90). */
 #include "ops/cuda/kernels/sm90.cuh"
 #include "ops/cuda/kernels/topk.cuh"
 
@@ -186,4 +188,101 @@ DGC_KERNEL_ONE(top_scores_sm90, top_scores_sm90, 384) {
     }
     dg_regs_more<240>();
     score(f, kvh, u0, u_end, first, tiles, wg * 64 + (threadIdx.x >> 5 & 3) * 16 + (threadIdx.x >> 2 & 7));
+}
+
+#define SUM_STAGES DGC_TOP_SUM_STAGES
+#define SUM_KEYS 64
+#define SUM_STAGE (STAGE + 2 * BOX) /* weights of 64 keys, then two times 64 columns of their values */
+#define BOX (SUM_KEYS * 128)
+
+DGC_FN struct ring<SUM_STAGES> ring_of_sums(void) {
+    unsigned base = dg_smem(dg_dyn), bars = base + SUM_STAGES * SUM_STAGE;
+    return {bars, bars + 8 * SUM_STAGES, base, 0, 0};
+}
+
+/* The thread that fills. unit: the first row of weights; col: the first of the values' columns. */
+DGC_FN void bring_sums(const struct dgc_top_sum_sm90_args &a, int unit, int col, int steps) {
+    struct ring<SUM_STAGES> r = ring_of_sums();
+    for (int i = 0; i < steps; i++) {
+        unsigned full = r.full + r.s * 8, to = r.base + r.s * SUM_STAGE;
+        dg_bar_wait(r.empty + r.s * 8, r.phase ^ 1);
+        dg_bar_expect(full, SUM_STAGE);
+        copy_keys(to, &a.p, i * SUM_KEYS, unit, full);
+        copy_keys(to + STAGE, &a.v, col, i * SUM_KEYS, full);
+        copy_keys(to + STAGE + BOX, &a.v, col + 64, i * SUM_KEYS, full);
+        ring_next(r);
+    }
+}
+
+/* A warpgroup's 64 rows of weights times 128 columns of values of so many keys. */
+DGC_FN void add_up(float (&acc)[64], int keys) {
+    struct ring<SUM_STAGES> r = ring_of_sums();
+    int wg = threadIdx.x >> 7;
+#pragma unroll
+    for (int i = 0; i < 64; i++)
+        acc[i] = 0.0f;
+    for (int t0 = 0; t0 < keys; t0 += SUM_KEYS) {
+        unsigned at = r.base + r.s * SUM_STAGE, w = dg_desc_sw128(at + wg * 64 * 128), v = dg_desc_rows64(at + STAGE);
+        dg_bar_wait(r.full + r.s * 8, r.phase);
+        if (t0 + SUM_KEYS > keys) { /* what unseen slots hold may be anything */
+            for (int i = threadIdx.x; i < 2 * BOX / 16; i += CONSUMERS)
+                if (t0 + (i >> 3 & (SUM_KEYS - 1)) >= keys)
+                    *(uint4 *)(dg_dyn + (at - r.base) + STAGE + i * 16) = make_uint4(0, 0, 0, 0);
+            dg_fence_async();
+            dg_sync_some<CONSUMERS>(1);
+        }
+        dg_wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            dg_wgmma_ss_f16_rows(acc, w + 2 * k, v + 128 * k);
+        dg_wgmma_commit();
+        dg_wgmma_wait<1>();
+        if (t0 > 0)
+            ring_release(r, r.s ? r.s - 1 : SUM_STAGES - 1);
+        ring_next(r);
+    }
+    dg_wgmma_wait<0>();
+    dg_hold(acc);
+}
+
+DGC_KERNEL_ONE(top_sum_sm90, top_sum_sm90, 288) {
+    const struct dgc_top_values_args &f = a.f;
+    int group = f.heads / f.kv.kv_heads, units = f.n * group, u_tiles = (units + TILE - 1) / TILE;
+    int kvh = (int)blockIdx.x / u_tiles, u0 = ((int)blockIdx.x - kvh * u_tiles) * TILE, col = (int)blockIdx.y * 128;
+    if (threadIdx.x == 0) {
+        ring_init(ring_of_sums(), CONSUMERS / 32);
+        dg_bar_init_fence();
+    }
+    if (threadIdx.x == CONSUMERS) {
+        dg_tma_ahead(&a.p);
+        dg_tma_ahead(&a.v);
+    }
+    __syncthreads();
+    dgc_chain();
+    int64_t lo, hi;
+    dgc_visible(f.prm, f.causal, f.kv.window, f.row0, &lo, &hi);
+    if (threadIdx.x >= CONSUMERS) {
+        if (threadIdx.x == CONSUMERS)
+            bring_sums(a, kvh * units + u0, kvh * HD + col, (int)(hi + SUM_KEYS - 1) / SUM_KEYS);
+        return;
+    }
+    float acc[64];
+    add_up(acc, (int)hi);
+    int u = u0 + (threadIdx.x >> 5) * 16 + (threadIdx.x >> 2 & 7);
+#pragma unroll
+    for (int i = 0; i < 2; i++, u += 8) {
+        int m = u / group, head = kvh * group + u - m * group;
+        uint16_t *y = (uint16_t *)f.y.p + m * f.y.ld + (int64_t)head * HD + col + 8 * (threadIdx.x & 3);
+        float scale = u < units ? f.most[(kvh * units + u) * f.pitch >> 5] : 0.0f;
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+            uint32_t w[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++)
+                w[n] = dgc_pack_bf16(acc[16 * h + 4 * n + 2 * i] * scale, acc[16 * h + 4 * n + 2 * i + 1] * scale);
+            quad_turn(w);
+            if (u < units)
+                *(uint4 *)(y + 32 * h) = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
 }
