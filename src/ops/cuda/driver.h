@@ -42,7 +42,7 @@ struct dg_cu_launch {
 };
 enum { DG_CU_LAUNCH_CHAINED = 6 };
 
-enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8 };
+enum { DG_CU_FUNC_MAX_DYNAMIC_SHARED = 8, DG_CU_FUNC_SHARED_PERCENT = 9 };
 
 /* X(needed, result name, exported name, parameters) */
 #define DG_CUDA_DRIVER(X)                                                                                                            \

@@ -47,6 +47,8 @@ static enum dg_status find_kernel(struct dg_cuda *cu, int k, dg_cu_module m, str
     if (kernel[k].shared && (r = cu->d.func_set(cu->fn[k], DG_CU_FUNC_MAX_DYNAMIC_SHARED, kernel[k].shared)) != 0)
         return DG_FAIL(err, DG_E_BACKEND, "kernel \"%s\" cannot have %d bytes of shared memory on %s: %s", kernel[k].name, kernel[k].shared,
                        cu->name, dg_cuda_result_text(&cu->d, r, text, sizeof text));
+    if (k == DGC_K_top_values) /* of which as many blocks as possible are wanted at once: a wish, whatever comes of it */
+        cu->d.func_set(cu->fn[k], DG_CU_FUNC_SHARED_PERCENT, 100);
     return DG_OK;
 }
 

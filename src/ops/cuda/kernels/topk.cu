@@ -132,7 +132,7 @@ DGC_KERNEL(top_scores, top_scores, 256) {
 
 #define UNITS DGC_TOP_UNITS /* (row, head) pairs of a block, a warp each: no warp waits for another */
 #define BLOCKS 8 /* that fit a multiprocessor: all units of a canvas at once, so that they walk the values together */
-#define LIST 736 /* candidates: a prune leaves DGC_TOP_KEPT at most, and room for TAKE groups */
+#define LIST 736 /* candidates: a prune leaves DGC_TOP_KEPT and a little more, and room for TAKE groups */
 #define BINS 256
 #define VISITS BINS /* groups listed at a time */
 #define READ 12     /* groups whose scores a warp has under way, */
@@ -141,9 +141,9 @@ DGC_KERNEL(top_scores, top_scores, 256) {
 #define ALL 0xffffffffu
 
 struct choice {
-    uint32_t rank[LIST]; /* of the candidates, in order of position; then the kept ones' weights */
-    int at[LIST];
+    uint32_t rank[2 * LIST]; /* of the candidates, in order of position; then the kept ones' weights; from LIST on: their positions */
     int bin[BINS]; /* or groups to be visited */
+    uint32_t bound; /* what a candidate must reach */
 };
 
 /* A unit's scores, so many of them, of which the k highest are wanted. */
@@ -234,39 +234,51 @@ DGC_FN uint32_t find(const uint32_t *rank, int count, int k, int slack, int *bin
     return lo;
 }
 
-/* Leaves the k highest of the list, in order; nothing is written behind what was read. Returns a rank that a later candidate must reach to be among
- * them: of equal ones the earlier is kept. */
-static __device__ __noinline__ uint32_t prune(struct choice *s, int count, int k) {
+/* Leaves the k highest of the list, and up to `slack` more, in order; nothing is written behind what was read. Raises the bound to what a later
+ * candidate must reach to be among the k: of equal ones the earlier is kept. Returns how many are left. */
+static __device__ __noinline__ int prune(struct choice *s, int count, int k, int slack) {
     int lane = (int)threadIdx.x & 31, need, kept = 0, equals = 0;
-    uint32_t least = find(s->rank, count, k, 0, s->bin, &need);
+    uint32_t least = find(s->rank, count, k, slack, s->bin, &need);
     for (int i0 = 0; i0 < count; i0 += 32) {
-        int i = i0 + lane, at = i < count ? s->at[i] : 0;
+        int i = i0 + lane, at = i < count ? (int)s->rank[LIST + i] : 0;
         uint32_t v = i < count ? s->rank[i] : 0, equal = __ballot_sync(ALL, i < count && v == least);
         int take = i < count && (v > least || (v == least && equals + below(equal) < need));
         uint32_t takes = __ballot_sync(ALL, take);
         __syncwarp();
         if (take) {
             s->rank[kept + below(takes)] = v;
-            s->at[kept + below(takes)] = at;
+            s->rank[LIST + kept + below(takes)] = (uint32_t)at;
         }
         kept += __popc(takes);
         equals += __popc(equal);
     }
+    s->bound = least + (least < ALL);
     __syncwarp();
-    return least + (least < ALL);
+    return kept;
 }
 
+/* How many candidates more than k it may take, so that most of the cuts are enough. */
+DGC_FN int slack_of(int k) { return k / 16 + 8; }
+
 /* A lower bound of the k-th highest score: the k-th highest of groups' largest scores, or nearly; of 2, 4, 8, ... groups' where a row has more of
- * them than the list takes. */
+ * them than the list takes; of all scores where there are few. */
 DGC_FN uint32_t bound_of(const struct search *r, struct choice *s) {
     enum { WORDS = 2 * LIST - 4 };
     int lane = (int)threadIdx.x & 31, groups = (r->n + 31) / 32, x = 0, need;
-    uint32_t *to = s->rank; /* and s->at behind it */
+    uint32_t *to = s->rank;
     while (groups > WORDS << x)
         x++;
     int count = (groups + (1 << x) - 1) >> x, step = x < 2 ? 4 : 1 << x; /* groups of a lane at a time */
-    if (count <= r->k)
-        return 0;
+    if (count <= r->k) {
+        if (r->n <= r->k || r->n > WORDS)
+            return 0;
+        count = r->n;
+        for (int i = lane; i < count; i += 32)
+            to[i] = rank_of(r->score[(i & ~31) + dgc_top_place(lane)]);
+        __syncwarp();
+        uint32_t least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
+        return least + (need == 0);
+    }
     for (int g0 = lane * step; g0 < groups; g0 += 128 * step) {
         uint4 u[4];
 #pragma unroll
@@ -296,7 +308,7 @@ DGC_FN uint32_t bound_of(const struct search *r, struct choice *s) {
         }
     }
     __syncwarp();
-    uint32_t least = find(to, count, r->k, r->k / 16 + 8, s->bin, &need);
+    uint32_t least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
     return least + (need == 0); /* or those equal to it all count */
 }
 
@@ -337,9 +349,10 @@ DGC_FN int list_groups(const struct search *r, int *first, uint32_t bound, int *
 
 /* Puts scores of the listed groups that reach the bound behind the candidates, of which there are `count`, and returns how many there are then. Where
  * the list is full it is pruned, the bound rises, and the groups must be listed again from *first on. */
-DGC_FN int list_scores(const struct search *r, int visits, int count, int *first, uint32_t *bound, struct choice *s) {
+DGC_FN int list_scores(const struct search *r, int visits, int count, int *first, struct choice *s) {
     int lane = (int)threadIdx.x & 31, from = dgc_top_place(lane);
     const int *visit = s->bin;
+    uint32_t bound = s->bound;
     for (int v0 = 0; v0 < visits; v0 += READ) {
         uint32_t v[READ], hits[TAKE];
 #pragma unroll
@@ -353,21 +366,20 @@ DGC_FN int list_scores(const struct search *r, int visits, int count, int *first
 #pragma unroll
             for (int j = 0; j < TAKE; j++) {
                 uint32_t rank = rank_of(__uint_as_float(v[i + j]));
-                hits[j] = __ballot_sync(ALL, v0 + i + j < visits && visit[v0 + i + j] * 32 + lane < r->n && rank >= *bound);
+                hits[j] = __ballot_sync(ALL, v0 + i + j < visits && visit[v0 + i + j] * 32 + lane < r->n && rank >= bound);
                 v[i + j] = rank;
                 all += __popc(hits[j]);
             }
             if (count + all > LIST) {
                 *first = visit[v0 + i];
                 __syncwarp();
-                *bound = prune(s, count, r->k);
-                return r->k;
+                return prune(s, count, r->k, slack_of(r->k));
             }
 #pragma unroll
             for (int j = 0; j < TAKE; j++) {
                 if (hits[j] >> lane & 1) {
                     s->rank[count + below(hits[j])] = v[i + j];
-                    s->at[count + below(hits[j])] = visit[v0 + i + j] * 32 + lane;
+                    s->rank[LIST + count + below(hits[j])] = (uint32_t)(visit[v0 + i + j] * 32 + lane);
                 }
                 count += __popc(hits[j]);
             }
@@ -382,12 +394,14 @@ DGC_FN void choose(const struct search *r, struct choice *s) {
     int groups = (r->n + 31) / 32, count = 0;
     uint32_t bound = bound_of(r, s);
     __syncwarp();
+    s->bound = bound;
+    __syncwarp();
     for (int g = 0; g < groups;) {
-        int visits = list_groups(r, &g, bound, s->bin);
-        count = list_scores(r, visits, count, &g, &bound, s);
+        int visits = list_groups(r, &g, s->bound, s->bin);
+        count = list_scores(r, visits, count, &g, s);
     }
     if (count > r->k)
-        prune(s, count, r->k);
+        prune(s, count, r->k, 0);
 }
 
 /* Ranks to weights. Returns their sum, in an order that k alone decides. */
@@ -446,7 +460,7 @@ DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, in
         uint4 x[AHEAD][2];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const uint16_t *row = from + (int64_t)s->at[j + i] * step;
+            const uint16_t *row = from + (int64_t)s->rank[LIST + j + i] * step;
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 if (on[h])
@@ -461,7 +475,7 @@ DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, in
     }
 #pragma unroll 1
     for (; j < k; j++) {
-        const uint16_t *row = from + (int64_t)s->at[j] * step;
+        const uint16_t *row = from + (int64_t)s->rank[LIST + j] * step;
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if (on[h])
@@ -482,7 +496,7 @@ DGC_FN void put_weights(float *score, float *most, int n, int k, float sum, cons
         *(uint4 *)((uint16_t *)score + 8 * i) = zero;
     __syncwarp();
     for (int j = lane; j < k; j += 32)
-        ((uint16_t *)score)[s->at[j]] = dgc_f32_f16(__uint_as_float(s->rank[j]));
+        ((uint16_t *)score)[s->rank[LIST + j]] = dgc_f32_f16(__uint_as_float(s->rank[j]));
     if (lane == 0)
         *most = 1.0f / sum;
 }
