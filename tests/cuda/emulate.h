@@ -89,6 +89,7 @@ static inline int atomicAdd(int *p, int v) {
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline float __uint_as_float(uint32_t u) { return dg_bits_f32(u); }
 static inline float __int_as_float(int32_t i) { return dg_bits_f32((uint32_t)i); }
+static inline int32_t __float_as_int(float f) { return (int32_t)dg_f32_bits(f); }
 static inline uint32_t __float_as_uint(float f) { return dg_f32_bits(f); }
 #define __expf expf
 static inline float __fmul_rn(float a, float b) { return a * b; }

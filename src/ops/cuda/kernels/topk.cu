@@ -134,16 +134,17 @@ DGC_KERNEL(top_scores, top_scores, 256) {
 #define BLOCKS 8 /* that fit a multiprocessor: all units of a canvas at once, so that they walk the values together */
 #define LIST 736 /* candidates: a prune leaves DGC_TOP_KEPT and a little more, and room for TAKE groups */
 #define BINS 256
-#define VISITS BINS /* groups listed at a time */
+#define VISITS (BINS - READ) /* groups listed at a time */
 #define READ 12     /* groups whose scores a warp has under way, */
 #define TAKE 4      /* and of which it takes so many at a time */
 #define AHEAD 3     /* keys whose values it has under way */
 #define ALL 0xffffffffu
+#define BEYOND 0x7fffffe0
 
-struct choice {
-    uint32_t rank[2 * LIST]; /* of the candidates, in order of position; then the kept ones' weights; from LIST on: their positions */
-    int bin[BINS]; /* or groups to be visited */
-    uint32_t bound; /* what a candidate must reach */
+struct DGC_ALIGNED(16) choice {
+    float score[2 * LIST]; /* of the candidates, in order of position; then the kept ones' weights; from LIST on, as integers: their positions */
+    int bin[BINS];         /* or first keys of groups to be visited, with what is beyond all keys behind them */
+    float bound;           /* candidates are those that are not below it */
 };
 
 /* A unit's scores, so many of them, of which the k highest are wanted. */
@@ -159,6 +160,15 @@ DGC_FN uint32_t rank_of(float v) {
 }
 DGC_FN float of_rank(uint32_t r) { return __uint_as_float(r & 0x80000000u ? r & 0x7fffffffu : ~r); }
 DGC_FN uint32_t higher(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+DGC_FN int at_of(const struct choice *s, int i) { return __float_as_int(s->score[LIST + i]); }
+DGC_FN void put(struct choice *s, int i, float score, int at) {
+    s->score[i] = score;
+    s->score[LIST + i] = __int_as_float(at);
+}
+
+/* The lowest score above a rank, or of it. What is above all numbers becomes NaN, below which nothing is. */
+DGC_FN float bound_from(uint32_t rank, int above) { return of_rank(rank + (above && rank < ALL)); }
 
 DGC_FN int below(uint32_t lanes) { return __popc(lanes & (((uint32_t)1 << (threadIdx.x & 31)) - 1)); }
 
@@ -195,14 +205,15 @@ DGC_FN int find_bin(const int *bins, int need, int *bin, int *above) {
     return __shfl_sync(ALL, in, from);
 }
 
-/* Of `count` ranks the k highest are those above the one that is returned and the first *need of those equal to it; up to `slack` more may be above
+/* Of `count` scores the k highest are those whose ranks are above the one that is returned and the first *need of those equal to it; up to `slack` more may be above
  * it. The range that holds the k-th is cut into bins again and again. 0 < k <= count. */
-DGC_FN uint32_t find(const uint32_t *rank, int count, int k, int slack, int *bins, int *need) {
+DGC_FN uint32_t find(const float *score, int count, int k, int slack, int *bins, int *need) {
     int lane = (int)threadIdx.x & 31;
     uint32_t lo = ALL, hi = 0;
     for (int i = lane; i < count; i += 32) {
-        lo = rank[i] < lo ? rank[i] : lo;
-        hi = higher(rank[i], hi);
+        uint32_t v = rank_of(score[i]);
+        lo = v < lo ? v : lo;
+        hi = higher(v, hi);
     }
     lo = __reduce_min_sync(ALL, lo);
     hi = __reduce_max_sync(ALL, hi);
@@ -215,7 +226,7 @@ DGC_FN uint32_t find(const uint32_t *rank, int count, int k, int slack, int *bin
             bins[i] = 0;
         __syncwarp();
         for (int i = lane; i < count; i += 32) {
-            uint32_t v = rank[i];
+            uint32_t v = rank_of(score[i]);
             if (v >= lo && v <= hi)
                 atomicAdd(&bins[(v - lo) >> shift], 1);
         }
@@ -238,21 +249,21 @@ DGC_FN uint32_t find(const uint32_t *rank, int count, int k, int slack, int *bin
  * candidate must reach to be among the k: of equal ones the earlier is kept. Returns how many are left. */
 static __device__ __noinline__ int prune(struct choice *s, int count, int k, int slack) {
     int lane = (int)threadIdx.x & 31, need, kept = 0, equals = 0;
-    uint32_t least = find(s->rank, count, k, slack, s->bin, &need);
+    uint32_t least = find(s->score, count, k, slack, s->bin, &need);
     for (int i0 = 0; i0 < count; i0 += 32) {
-        int i = i0 + lane, at = i < count ? (int)s->rank[LIST + i] : 0;
-        uint32_t v = i < count ? s->rank[i] : 0, equal = __ballot_sync(ALL, i < count && v == least);
+        int i = i0 + lane, at = i < count ? at_of(s, i) : 0;
+        float score = i < count ? s->score[i] : 0.0f;
+        uint32_t v = rank_of(score), equal = __ballot_sync(ALL, i < count && v == least);
         int take = i < count && (v > least || (v == least && equals + below(equal) < need));
         uint32_t takes = __ballot_sync(ALL, take);
         __syncwarp();
         if (take) {
-            s->rank[kept + below(takes)] = v;
-            s->rank[LIST + kept + below(takes)] = (uint32_t)at;
+            put(s, kept + below(takes), score, at);
         }
         kept += __popc(takes);
         equals += __popc(equal);
     }
-    s->bound = least + (least < ALL);
+    s->bound = bound_from(least, 1);
     __syncwarp();
     return kept;
 }
@@ -262,22 +273,23 @@ DGC_FN int slack_of(int k) { return k / 16 + 8; }
 
 /* A lower bound of the k-th highest score: the k-th highest of groups' largest scores, or nearly; of 2, 4, 8, ... groups' where a row has more of
  * them than the list takes; of all scores where there are few. */
-DGC_FN uint32_t bound_of(const struct search *r, struct choice *s) {
+DGC_FN float bound_of(const struct search *r, struct choice *s) {
     enum { WORDS = 2 * LIST - 4 };
     int lane = (int)threadIdx.x & 31, groups = (r->n + 31) / 32, x = 0, need;
-    uint32_t *to = s->rank;
+    uint32_t least;
+    float *to = s->score;
     while (groups > WORDS << x)
         x++;
     int count = (groups + (1 << x) - 1) >> x, step = x < 2 ? 4 : 1 << x; /* groups of a lane at a time */
     if (count <= r->k) {
         if (r->n <= r->k || r->n > WORDS)
-            return 0;
+            return -DGC_INF;
         count = r->n;
         for (int i = lane; i < count; i += 32)
-            to[i] = rank_of(r->score[(i & ~31) + dgc_top_place(lane)]);
+            to[i] = r->score[(i & ~31) + dgc_top_place(lane)];
         __syncwarp();
-        uint32_t least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
-        return least + (need == 0);
+        least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
+        return bound_from(least, need == 0);
     }
     for (int g0 = lane * step; g0 < groups; g0 += 128 * step) {
         uint4 u[4];
@@ -289,27 +301,27 @@ DGC_FN uint32_t bound_of(const struct search *r, struct choice *s) {
         for (int i = 0; i < 4; i++) {
             int g = g0 + i * 32 * step;
             if (g < groups) {
-                uint32_t v[4] = {u[i].x, u[i].y, u[i].z, u[i].w};
+                uint32_t w[4] = {u[i].x, u[i].y, u[i].z, u[i].w};
+                float v[4];
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    v[j] = g + j < groups ? rank_of(__uint_as_float(v[j])) : 0;
+                    v[j] = g + j < groups ? __uint_as_float(w[j]) : -DGC_INF;
                 for (int t = g + 4; t < g + step && t < groups; t++)
-                    v[0] = higher(v[0], rank_of(r->most[t]));
-                uint32_t a = higher(v[0], v[1]), b = higher(v[2], v[3]);
+                    v[0] = dgc_max_nan(v[0], r->most[t]);
+                float a = dgc_max_nan(v[0], v[1]), b = dgc_max_nan(v[2], v[3]);
                 if (x == 0) {
-                    u[i].x = v[0], u[i].y = v[1], u[i].z = v[2], u[i].w = v[3];
                     *(uint4 *)(to + g) = u[i];
                 } else if (x == 1) {
                     to[g >> 1] = a;
                     to[(g >> 1) + 1] = b;
                 } else
-                    to[g >> x] = higher(a, b);
+                    to[g >> x] = dgc_max_nan(a, b);
             }
         }
     }
     __syncwarp();
-    uint32_t least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
-    return least + (need == 0); /* or those equal to it all count */
+    least = find(to, count, r->k, slack_of(r->k), s->bin, &need);
+    return bound_from(least, need == 0); /* or those equal to it all count */
 }
 
 DGC_FN uint4 four_most(const struct search *r, int g, int groups) {
@@ -320,8 +332,8 @@ DGC_FN uint4 four_most(const struct search *r, int g, int groups) {
     return u;
 }
 
-/* Groups from *first on that reach the bound, in order, as many as there is room for. Returns how many; *first: where to go on. */
-DGC_FN int list_groups(const struct search *r, int *first, uint32_t bound, int *visit) {
+/* Groups from *first on that hold a candidate, in order, as many as there is room for. Returns how many; *first: where to go on. */
+DGC_FN int list_groups(const struct search *r, int *first, float bound, int *visit) {
     int lane = (int)threadIdx.x & 31, groups = (r->n + 31) / 32, from = *first, count = 0, g = (from & ~3) + 4 * lane;
     uint4 u = four_most(r, g, groups);
     for (; g - 4 * lane < groups && count + 128 <= VISITS; g += 128) {
@@ -330,7 +342,7 @@ DGC_FN int list_groups(const struct search *r, int *first, uint32_t bound, int *
         u = four_most(r, g + 128, groups);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            hit[j] = g + j >= from && g + j < groups && rank_of(__uint_as_float(w[j])) >= bound;
+            hit[j] = g + j >= from && g + j < groups && !(__uint_as_float(w[j]) < bound);
             uint32_t hits = __ballot_sync(ALL, hit[j]);
             to += below(hits);
             count += __popc(hits);
@@ -338,50 +350,53 @@ DGC_FN int list_groups(const struct search *r, int *first, uint32_t bound, int *
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             if (hit[j])
-                visit[to] = g + j;
+                visit[to] = (g + j) * 32;
             to += hit[j];
         }
     }
     *first = g - 4 * lane;
+    if (lane < READ)
+        visit[count + lane] = BEYOND;
     __syncwarp();
     return count;
 }
 
-/* Puts scores of the listed groups that reach the bound behind the candidates, of which there are `count`, and returns how many there are then. Where
- * the list is full it is pruned, the bound rises, and the groups must be listed again from *first on. */
+/* Puts candidates of the listed groups behind those there are, `count`, and returns how many there are then. Where the list is full it is pruned,
+ * the bound rises, and the groups must be listed again from *first on. */
 DGC_FN int list_scores(const struct search *r, int visits, int count, int *first, struct choice *s) {
-    int lane = (int)threadIdx.x & 31, from = dgc_top_place(lane);
-    const int *visit = s->bin;
-    uint32_t bound = s->bound;
+    int lane = (int)threadIdx.x & 31, end = r->n - lane;
+    const float *from = r->score + dgc_top_place(lane);
+    float bound = s->bound;
     for (int v0 = 0; v0 < visits; v0 += READ) {
-        uint32_t v[READ], hits[TAKE];
+        float v[READ];
 #pragma unroll
-        for (int j = 0; j < READ; j++)
-            v[j] = v0 + j < visits ? __float_as_uint(r->score[visit[v0 + j] * 32 + from]) : 0;
+        for (int j = 0; j < READ; j += TAKE) {
+            uint4 u = *(const uint4 *)(s->bin + v0 + j);
+            int key[TAKE] = {(int)u.x, (int)u.y, (int)u.z, (int)u.w};
 #pragma unroll
-        for (int i = 0; i < READ; i += TAKE) {
-            int all = 0;
-            if (v0 + i >= visits)
-                break;
+            for (int i = 0; i < TAKE; i++)
+                v[j + i] = key[i] < r->n ? from[key[i]] : 0.0f;
+        }
 #pragma unroll
-            for (int j = 0; j < TAKE; j++) {
-                uint32_t rank = rank_of(__uint_as_float(v[i + j]));
-                hits[j] = __ballot_sync(ALL, v0 + i + j < visits && visit[v0 + i + j] * 32 + lane < r->n && rank >= bound);
-                v[i + j] = rank;
-                all += __popc(hits[j]);
+        for (int j = 0; j < READ; j += TAKE) {
+            uint4 u = *(const uint4 *)(s->bin + v0 + j);
+            int key[TAKE] = {(int)u.x, (int)u.y, (int)u.z, (int)u.w}, all = 0;
+            uint32_t hits[TAKE];
+#pragma unroll
+            for (int i = 0; i < TAKE; i++) {
+                hits[i] = __ballot_sync(ALL, key[i] < end && !(v[j + i] < bound));
+                all += __popc(hits[i]);
             }
             if (count + all > LIST) {
-                *first = visit[v0 + i];
+                *first = key[0] >> 5;
                 __syncwarp();
                 return prune(s, count, r->k, slack_of(r->k));
             }
 #pragma unroll
-            for (int j = 0; j < TAKE; j++) {
-                if (hits[j] >> lane & 1) {
-                    s->rank[count + below(hits[j])] = v[i + j];
-                    s->rank[LIST + count + below(hits[j])] = (uint32_t)(visit[v0 + i + j] * 32 + lane);
-                }
-                count += __popc(hits[j]);
+            for (int i = 0; i < TAKE; i++) {
+                if (hits[i] >> lane & 1)
+                    put(s, count + below(hits[i]), v[j + i], key[i] + lane);
+                count += __popc(hits[i]);
             }
         }
     }
@@ -392,7 +407,7 @@ DGC_FN int list_scores(const struct search *r, int visits, int count, int *first
 /* The k highest, in order of position. */
 DGC_FN void choose(const struct search *r, struct choice *s) {
     int groups = (r->n + 31) / 32, count = 0;
-    uint32_t bound = bound_of(r, s);
+    float bound = bound_of(r, s);
     __syncwarp();
     s->bound = bound;
     __syncwarp();
@@ -404,16 +419,18 @@ DGC_FN void choose(const struct search *r, struct choice *s) {
         prune(s, count, r->k, 0);
 }
 
-/* Ranks to weights. Returns their sum, in an order that k alone decides. */
+/* Scores to weights. Returns their sum, in an order that k alone decides. */
 DGC_FN float weigh(int k, struct choice *s) {
     int lane = (int)threadIdx.x & 31;
-    uint32_t top = 0;
+    float max = -DGC_INF, sum = 0.0f;
     for (int j = lane; j < k; j += 32)
-        top = higher(top, s->rank[j]);
-    float max = of_rank(__reduce_max_sync(ALL, top)), sum = 0.0f;
+        max = dgc_max_nan(max, s->score[j]);
+#pragma unroll
+    for (int d = 16; d; d >>= 1)
+        max = dgc_max_nan(max, __shfl_xor_sync(ALL, max, d));
     for (int j = lane; j < k; j += 32) {
-        float p = expf(of_rank(s->rank[j]) - max);
-        s->rank[j] = __float_as_uint(p);
+        float p = expf(s->score[j] - max);
+        s->score[j] = p;
         sum += p;
     }
     sum = dgc_warp_sum(sum);
@@ -460,7 +477,7 @@ DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, in
         uint4 x[AHEAD][2];
 #pragma unroll
         for (int i = 0; i < AHEAD; i++) {
-            const uint16_t *row = from + (int64_t)s->rank[LIST + j + i] * step;
+            const uint16_t *row = from + (int64_t)at_of(s, j + i) * step;
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 if (on[h])
@@ -471,15 +488,15 @@ DGC_FN void sum_values(const struct dgc_top_values_args *a, int all, int kvh, in
 #pragma unroll
             for (int h = 0; h < 2; h++)
                 if (on[h])
-                    add_values(acc[h], __uint_as_float(s->rank[j + i]), x[i][h]);
+                    add_values(acc[h], s->score[j + i], x[i][h]);
     }
 #pragma unroll 1
     for (; j < k; j++) {
-        const uint16_t *row = from + (int64_t)s->rank[LIST + j] * step;
+        const uint16_t *row = from + (int64_t)at_of(s, j) * step;
 #pragma unroll
         for (int h = 0; h < 2; h++)
             if (on[h])
-                add_values(acc[h], __uint_as_float(s->rank[j]), *(const uint4 *)(row + 256 * h));
+                add_values(acc[h], s->score[j], *(const uint4 *)(row + 256 * h));
     }
 #pragma unroll
     for (int h = 0; h < 2; h++)
@@ -496,7 +513,7 @@ DGC_FN void put_weights(float *score, float *most, int n, int k, float sum, cons
         *(uint4 *)((uint16_t *)score + 8 * i) = zero;
     __syncwarp();
     for (int j = lane; j < k; j += 32)
-        ((uint16_t *)score)[s->rank[LIST + j]] = dgc_f32_f16(__uint_as_float(s->rank[j]));
+        ((uint16_t *)score)[at_of(s, j)] = dgc_f32_f16(s->score[j]);
     if (lane == 0)
         *most = 1.0f / sum;
 }
