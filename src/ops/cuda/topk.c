@@ -8,9 +8,9 @@ static unsigned tiles(int64_t n, int64_t tile) { return (unsigned)((n + tile - 1
 /* Floats that one row's scores take, with the largest of each group beside them. */
 static int64_t row_floats(int64_t heads, int64_t keys) { return heads * (up(keys, DGC_TOP_TILE) / 32 * 33); }
 
-/* A 64th of the memory the backend may take, within bounds: 64 MiB, and 1 GiB, which holds 256 rows of 16 heads over 63,000 keys. */
-static size_t floats_most(const struct dg_cuda *cu) {
-    const size_t least = (size_t)16 << 20, most = (size_t)256 << 20;
+/* A 64th of the memory the backend may take, within bounds: 64 MiB, and 1 GiB or a canvas's scores, whose rows then need no second launch. */
+static size_t floats_most(const struct dg_cuda *cu, size_t canvas) {
+    const size_t least = (size_t)16 << 20, gib = (size_t)256 << 20, most = canvas > gib ? canvas : gib;
     size_t free_bytes = 0, total = 0;
     cu->d.mem_info(&free_bytes, &total);
     total = cu->budget && cu->budget < total ? cu->budget : total;
@@ -26,7 +26,7 @@ int64_t dg_cuda_top_keys(const struct dg_cuda *cu, const struct dg_batch *b) {
 bool dg_cuda_top_few(const struct dg_batch *b) { return !b->causal && b->pos0 + b->n_live <= DGC_TOP_DENSE; }
 
 size_t dg_cuda_score_floats(const struct dg_cuda *cu, size_t rows, int64_t ctx) {
-    size_t row = (size_t)row_floats(cu->model.cfg.heads, ctx), all = rows * row, most = floats_most(cu);
+    size_t row = (size_t)row_floats(cu->model.cfg.heads, ctx), all = rows * row, most = floats_most(cu, (size_t)cu->model.cfg.canvas * row);
     return all < most ? all : row > most ? row : most;
 }
 
