@@ -86,6 +86,7 @@ static inline int atomicAdd(int *p, int v) {
     *p += v;
     return old;
 }
+static inline int __clz(int v) { return v ? __builtin_clz((unsigned)v) : 32; }
 static inline int __popc(unsigned v) { return __builtin_popcount(v); }
 static inline float __uint_as_float(uint32_t u) { return dg_bits_f32(u); }
 static inline float __int_as_float(int32_t i) { return dg_bits_f32((uint32_t)i); }

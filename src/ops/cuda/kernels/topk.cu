@@ -219,11 +219,12 @@ DGC_FN uint32_t find(const float *score, int count, int k, int slack, int *bins,
     hi = __reduce_max_sync(ALL, hi);
     *need = k;
     while (lo < hi) {
-        int shift = 0, bin, above;
-        while ((hi - lo) >> shift >= BINS)
-            shift++;
-        for (int i = lane; i < BINS; i += 32)
-            bins[i] = 0;
+        int bits = 32 - __clz((int)(hi - lo)), shift = bits > 8 ? bits - 8 : 0, bin, above; /* 2^8 bins */
+        uint4 zero;
+        zero.x = zero.y = zero.z = zero.w = 0;
+#pragma unroll
+        for (int i = 0; i < BINS; i += 128)
+            *(uint4 *)(bins + i + 4 * lane) = zero;
         __syncwarp();
         for (int i = lane; i < count; i += 32) {
             uint32_t v = rank_of(score[i]);
