@@ -205,8 +205,8 @@ DGC_FN int find_bin(const int *bins, int need, int *bin, int *above) {
     return __shfl_sync(ALL, in, from);
 }
 
-/* Of `count` scores the k highest are those whose ranks are above the one that is returned and the first *need of those equal to it; up to `slack` more may be above
- * it. The range that holds the k-th is cut into bins again and again. 0 < k <= count. */
+/* Of `count` scores the k highest are those whose ranks are above the one that is returned and the first *need of those equal to it; up to `slack`
+ * more may be above it. The range that holds the k-th is cut into bins again and again. 0 < k <= count. */
 DGC_FN uint32_t find(const float *score, int count, int k, int slack, int *bins, int *need) {
     int lane = (int)threadIdx.x & 31;
     uint32_t lo = ALL, hi = 0;
