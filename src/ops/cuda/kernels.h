@@ -52,8 +52,8 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPLIT_SLIDING 256 /* keys of one part of a flash attention row, which begins at a multiple of it: of sliding layers, */
 #define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
-#define DGC_MOE_FEW 24       /* tokens of one expert that a pass of the Hopper expert kernels takes: while experts have few, */
-#define DGC_MOE_MANY 64      /* and when they have many. Same sums, bit for bit. */
+#define DGC_MOE_TOKENS 48    /* most tokens of one expert that the Hopper expert kernels compute together: an entry */
+#define DGC_MOE_WHOLE 24     /* most of them whose K, the hidden size, stays whole in shared memory */
 #define DGC_MOE_EXPERTS 256  /* most experts they serve */
 #define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
@@ -313,10 +313,11 @@ struct dgc_moe_repack_nv_args {
 };
 
 struct dgc_moe_entry {
-    int32_t expert, slot, n, pad;
+    int32_t expert, slot, n, cost; /* cost: of all entries before it */
 };
 
-/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / nmax; xp: [rows][k], x permuted. 64 | k.
+/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / DGC_MOE_TOKENS; n_entries: their number, then their costs' sum;
+ * xp: [rows][k], x permuted. 64 | k.
  * Grid: 1 + ceil(rows * k / 8 / 1024). */
 struct dgc_moe_plan_args {
     const int32_t *expert;
@@ -324,11 +325,12 @@ struct dgc_moe_plan_args {
     struct dgc_moe_entry *entries;
     struct dgc_plane x;
     uint16_t *xp;
-    int32_t pairs, experts, nmax, rows, k;
+    int32_t pairs, experts, rows, k;
+    int32_t cost[DGC_MOE_TOKENS / 8]; /* of a tile of 64 weight rows with up to 8, 16, ... tokens: what a block's share is measured in */
 };
 
-/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows; up with
- * DGC_MOE_MANY: 256 | k. Grid: any number of blocks, best one a multiprocessor. */
+/* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows. Grid: any number of
+ * blocks, best one a multiprocessor. */
 struct dgc_moe_args {
     const uint8_t *w;
     const uint16_t *x;
@@ -337,12 +339,12 @@ struct dgc_moe_args {
     void *out;
     int32_t k, rows, topk;
     const float *global; /* nvfp4: a factor of each expert's weights; NULL otherwise */
+    void *part;          /* up: DGC_MOE_PART(rows) bytes for each block of the grid */
 };
 /* dynamic shared memory */
-#define DGC_MOE_UP_FEW(k) ((k) / 64 * 3072 + 82048 + 16 * (((k) + 255) / 256))
-#define DGC_MOE_UP_MANY 221232
-#define DGC_MOE_DOWN_FEW(k) (2 * ((k) / 64 * 3072 + 16 * (((k) + 255) / 256) + 96) + 164096)
-#define DGC_MOE_DOWN_MANY(k) ((k) / 64 * 8192 + 16 * (((k) + 255) / 256) + 123520)
+#define DGC_MOE_UP_SHARED(k) (((k) / 64 + 1) / 2 * 6144 + 82048 + 16 * (((k) + 255) / 256) + 200)
+#define DGC_MOE_DOWN_SHARED(k) ((k) / 64 * 6144 + 164096 + 16 * (((k) + 255) / 256) + 200)
+#define DGC_MOE_PART(moe) ((size_t)(((moe) / 32 + 3) / 4) * DGC_MOE_TOKENS / 8 * 8192) /* bytes of a block's sums between two passes */
 
 /* 32 | hidden, 4 | ldy, y and d at multiples of 16 and 128 bytes; d is undefined afterwards. Grid: rows x ceil(hidden / 4 / 352). */
 struct dgc_moe_sum_args {
@@ -617,18 +619,14 @@ struct dgc_top_sum_sm90_args {
 
 /* Those of files named *_sm90a, which exist for that target alone. */
 #define DGC_KERNELS_SM90A(K)                                        \
-    K(moe_repack, moe_repack, experts_sm90a, 512, DGC_SHARED_SM90)  \
-    K(moe_plan, moe_plan, experts_sm90a, 1024, 0)                   \
-    K(moe_repack_nv, moe_repack_nv, experts_sm90a, 512, 0)          \
-    K(moe_up_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
-    K(moe_up_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
-    K(moe_down_nv_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
-    K(moe_down_nv_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
-    K(moe_up_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
-    K(moe_up_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
-    K(moe_down_n24, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
-    K(moe_down_n64, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
-    K(moe_sum, moe_sum, experts_sm90a, 352, 0)                      \
+    K(moe_repack, moe_repack, experts_repack_sm90a, 512, DGC_SHARED_SM90)  \
+    K(moe_plan, moe_plan, experts_plan_sm90a, 1024, 0)                   \
+    K(moe_repack_nv, moe_repack_nv, experts_repack_sm90a, 512, 0)          \
+    K(moe_up_nv, moe, experts_sm90a, 640, DGC_SHARED_SM90)      \
+    K(moe_down_nv, moe, experts_sm90a, 640, DGC_SHARED_SM90)    \
+    K(moe_up, moe, experts_sm90a, 640, DGC_SHARED_SM90)         \
+    K(moe_down, moe, experts_sm90a, 640, DGC_SHARED_SM90)       \
+    K(moe_sum, moe_sum, experts_plan_sm90a, 352, 0)                      \
     K(gemm_128x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(128, 256, 4))    \
     K(gemm_64x256, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))      \
     K(gemm_64x256k, gemm, gemm_sm90a, 384, DGC_GEMM_SHARED(64, 256, 5))     \

@@ -427,7 +427,7 @@ void dg_cuda_scratch_free(struct dg_backend *be) {
     void *all[] = {cu->s.plan.bucket, cu->s.plan.pair, cu->s.plan.tile_expert, cu->s.plan.tile_first, cu->s.plan.n_tiles,
                    cu->s.h,           cu->s.pair_y,    cu->s.logits,           cu->s.soft_ids,        cu->s.soft_w,
                    cu->s.soft_part,   cu->s.flash_part, cu->s.flash_stat, cu->s.score, cu->s.soft_count, cu->s.soft_p,
-                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.head_part,        cu->s.router_part};
+                   cu->s.moe_entry,   cu->s.moe_x,     cu->s.moe_part, cu->s.head_part, cu->s.router_part};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         dg_cuda_free(be, all[i]);
     memset(&cu->s, 0, sizeof cu->s);
@@ -472,14 +472,15 @@ static int blocks_for(const struct dg_cuda *cu, struct dg_cuda_scratch *s, const
     BLOCK(plan.pair, pairs * sizeof(int32_t));
     BLOCK(plan.tile_expert, tiles_most * sizeof(int32_t));
     BLOCK(plan.tile_first, tiles_most * sizeof(int32_t));
-    BLOCK(plan.n_tiles, sizeof(int32_t));
+    BLOCK(plan.n_tiles, 2 * sizeof(int32_t));
     BLOCK(h, pairs * (size_t)c->moe * dg_dtype_bytes(cu->ops.act));
     BLOCK(pair_y, pairs * (size_t)c->hidden * sizeof(float));
     BLOCK(logits, rows * experts * sizeof(float));
     if (bf16)
         BLOCK(router_part, rows * DGC_ROUTER_PARTS * DGC_ROUTER_EXPERTS * sizeof(float));
     if (cu->hopper & DG_CUDA_H_EXPERTS) {
-        BLOCK(moe_entry, (experts + pairs / DGC_MOE_FEW + 1) * sizeof *s->moe_entry);
+        BLOCK(moe_entry, (experts + pairs / DGC_MOE_TOKENS + 1) * sizeof *s->moe_entry);
+        BLOCK(moe_part, (size_t)cu->n_sm * DGC_MOE_PART((size_t)c->moe));
         BLOCK(moe_x, rows * (size_t)c->hidden * sizeof(uint16_t));
     }
     if (cu->hopper & DG_CUDA_H_HEAD)

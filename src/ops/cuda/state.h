@@ -76,6 +76,7 @@ struct dg_cuda_scratch {
     size_t flash_units;             /* (part, row, head) there is room for */
     struct dgc_moe_entry *moe_entry;
     uint16_t *moe_x;  /* [rows][hidden], permuted */
+    void *moe_part;   /* sums of the first pass over wide entries */
     float *head_part; /* [canvas][vocabulary tiles][4] */
     float *score; /* of top-k attention, the groups' largest behind them */
     size_t score_floats;

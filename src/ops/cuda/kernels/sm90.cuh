@@ -44,6 +44,15 @@ DGC_FN void dg_bar_wait(unsigned bar, unsigned parity) {
                  "r"(parity)
                  : "memory");
 }
+/* Waits for ns nanoseconds or a little more: whether the phase has ended. */
+DGC_FN bool dg_bar_try(unsigned bar, unsigned parity, unsigned ns) {
+    unsigned done;
+    asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity), "r"(ns)
+                 : "memory");
+    return done;
+}
 /* One arrival of this warp, after what all its lanes did before. */
 DGC_FN void dg_arrive_for_warp(unsigned bar) {
     __syncwarp();
@@ -239,6 +248,29 @@ DGC_FN void dg_wgmma_rs(float (&d)[12], const unsigned (&a)[4], uint64_t b) {
         "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11}, "
         "{%12, %13, %14, %15}, %16, 1, 1, 1, 0;"
         : DG_ACC8(0), DG_ACC4(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DGC_FN void dg_wgmma_rs(float (&d)[16], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, 1, 1, 1, 0;"
+        : DG_ACC8(0), DG_ACC8(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DGC_FN void dg_wgmma_rs(float (&d)[20], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n40k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19}, "
+        "{%20, %21, %22, %23}, %24, 1, 1, 1, 0;"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC4(16)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+DGC_FN void dg_wgmma_rs(float (&d)[24], const unsigned (&a)[4], uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 "
+        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "{%24, %25, %26, %27}, %28, 1, 1, 1, 0;"
+        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 DGC_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], uint64_t b) {
