@@ -340,7 +340,7 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
     int32_t hidden = down->n, moe = down->k, pairs = x->rows * routing->k;
     unsigned blocks = (unsigned)cu->n_sm;
     /* measured on an H200 by the time of a step: up to 24 tokens decoding binds, more and more the tensor cores above */
-    static const int32_t costs[2][DGC_MOE_TOKENS / 8] = {{16, 16, 18, 22, 25, 28}, {16, 17, 18, 20, 22, 24}};
+    static const int32_t costs[2][DGC_MOE_TOKENS / 8] = {{16, 16, 18, 22, 25, 28}, {16, 16, 18, 21, 24, 26}};
     bool nv = gate_up->fmt == DG_FMT_NVFP4_BLOCK;
     if (!gate_up->reordered || !down->reordered)
         return false;

@@ -36,19 +36,28 @@ DGC_KERNEL(moe_repack, moe_repack, 512) {
     }
 }
 
-/* Codes of a word in the order that dg_nv_word reads: of each half's four the three low bits one after another from bit 0, their signs in
- * bits 13, 12, 15 and 14. */
-DGC_FN unsigned dg_nv_codes(unsigned w) {
+/* Codes of a word under an e4m3 scale in the order that dg_nv_word reads: of each half's first three the low bits one after another from bit 0, each
+ * sign 9 bits above the lowest of them; the fourth's bits in 13, 14 and 10, its sign in 11. The scale's sign and whether it is 0 go into the codes. */
+DGC_FN unsigned dg_nv_codes(unsigned w, unsigned scale) {
     unsigned o = 0;
+    w ^= scale & 0x80 ? 0x88888888u : 0;
+    w &= scale & 0x7f ? ~0u : 0x88888888u;
     for (int e = 0; e < 8; e++) {
         unsigned c = w >> (4 * e) & 15, at = e >> 2 << 4;
         int j = e & 3;
-        o |= (c & 7) << (at + 3 * j) | (c >> 3) << (at + (j < 2 ? 13 - j : 17 - j));
+        o |= j < 3 ? (c & 7) << (at + 3 * j) | (c >> 3) << (at + 3 * j + 9)
+                   : (c & 3) << (at + 13) | (c >> 2 & 1) << (at + 10) | (c >> 3) << (at + 11);
     }
     return o;
 }
+/* An e4m3 scale without its sign in five bits of exponent and three of mantissa, so that none is denormal: 16 more, or where the exponent was 0, that of
+ * the highest bit. 0, whose codes are 0, as anything. */
+DGC_FN unsigned dg_nv_scale(unsigned scale) {
+    unsigned s = scale & 0x7f, p = s >= 4 ? 2 : s >= 2 ? 1 : 0;
+    return s >= 8 ? s + 16 : s ? p << 3 | (s << (3 - p) & 7) : 0;
+}
 /* An nvfp4 stack into the same tiles as moe_repack makes, groups of 2304 bytes: a warp's 512 bytes of words, then 64 of scales, 4 for each two
- * lanes. A scale's sign goes into its codes. Behind all tiles lie the experts' global scales. */
+ * lanes. Behind all tiles lie the experts' global scales. */
 DGC_KERNEL(moe_repack_nv, moe_repack_nv, 512) {
     int groups = a.k / 64, tiles = a.rows / 64, expert = blockIdx.x / tiles, tile = blockIdx.x % tiles, row_bytes = groups * dg_nv::ROW;
     int half = 32 * row_bytes, glu = a.glu;
@@ -69,10 +78,10 @@ DGC_KERNEL(moe_repack_nv, moe_repack_nv, 512) {
                 if (r < 32) {
                     int word = dg_perm_word(q, j & 1);
                     unsigned w = *(const unsigned *)(codes + group * 32 + word * 4);
-                    o[j] = dg_nv_codes(scales[word >> 1] & 0x80 ? w ^ 0x88888888u : w);
+                    o[j] = dg_nv_codes(w, scales[word >> 1]);
                 } else {
                     int s = 2 * (q >> 1);
-                    o[j] |= ((unsigned)(scales[s] & 0x7f) | (unsigned)(scales[s + 1] & 0x7f) << 8) << (16 * n);
+                    o[j] |= (dg_nv_scale(scales[s]) | dg_nv_scale(scales[s + 1]) << 8) << (16 * n);
                 }
             }
         }

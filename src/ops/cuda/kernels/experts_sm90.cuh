@@ -94,12 +94,13 @@ struct dg_q4 {
 /* Eight codes as moe_repack_nv lays them out, times a scale: exact. A code's three bits in bits 6 to 8 with its sign in bit 15 are the bf16
  * code * 2^-126, which the scale's 2^94 makes code * 2^-32. */
 DGC_FN void dg_nv_word(unsigned w, unsigned s2, unsigned *p0, unsigned *p1) {
-    p0[0] = dg_mul2((w << 6 & 0x01c001c0u) | (w << 2 & 0x80008000u), s2);
-    p0[2] = dg_mul2(w << 3 & 0x81c081c0u, s2);
-    p1[0] = dg_mul2(w & 0x81c081c0u, s2);
-    p1[2] = dg_mul2((w >> 3 & 0x01c001c0u) | (w << 1 & 0x80008000u), s2);
+    const unsigned places = 0x81c081c0u;
+    p0[0] = dg_mul2(w << 6 & places, s2);
+    p0[2] = dg_mul2(w << 3 & places, s2);
+    p1[0] = dg_mul2(w & places, s2);
+    p1[2] = dg_mul2((w >> 7 & 0x00d800d8u) * 0x821 & places, s2); /* three shifted copies, which share no bit: a multiplication of another pipe */
 }
-/* nvfp4: 16 elements share an e4m3 scale, whose seven bits in bits 4 to 10 are the bf16 scale * 2^-120. */
+/* nvfp4: 16 elements share a scale, whose byte (dg_nv_scale) in bits 4 to 11 of 0x6a00 makes the bf16 scale * 2^94. */
 struct dg_nv {
     static constexpr int GROUP = 2304, WARP = 576, ROW = 36;
     static constexpr bool SCALED = true;
@@ -112,9 +113,7 @@ struct dg_nv {
         v.s = *(const unsigned *)(group + l.s);
     }
     template <int H> static __device__ __forceinline__ void decode(const raw &v, struct dg_lane l, unsigned (*a)[4]) {
-        unsigned r0 = __byte_perm(v.s, 0, l.scales[0]) << 4, r1 = __byte_perm(v.s, 0, l.scales[1]) << 4;
-        r0 = dg_mul2(dg_mul2(r0, 0x7f007f00u), 0x6b006b00u); /* 2^127, 2^87 */
-        r1 = dg_mul2(dg_mul2(r1, 0x7f007f00u), 0x6b006b00u);
+        unsigned r0 = __byte_perm(v.s, 0, l.scales[0]) * 16 + 0x6a006a00u, r1 = __byte_perm(v.s, 0, l.scales[1]) * 16 + 0x6a006a00u;
         dg_nv_word(H ? v.w.y : v.w.x, H ? dg_high2(r0) : dg_low2(r0), &a[0][0], &a[1][0]);
         dg_nv_word(H ? v.w.w : v.w.z, H ? dg_high2(r1) : dg_low2(r1), &a[0][1], &a[1][1]);
     }

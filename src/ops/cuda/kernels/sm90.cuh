@@ -44,7 +44,7 @@ DGC_FN void dg_bar_wait(unsigned bar, unsigned parity) {
                  "r"(parity)
                  : "memory");
 }
-/* Waits for ns nanoseconds or a little more: whether the phase has ended. */
+/* Whether the phase has ended; waits for that about ns nanoseconds at most. */
 DGC_FN bool dg_bar_try(unsigned bar, unsigned parity, unsigned ns) {
     unsigned done;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2, %3;\nselp.u32 %0, 1, 0, p;\n}"
