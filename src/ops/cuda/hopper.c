@@ -345,7 +345,7 @@ bool dg_cuda_hopper_experts(struct dg_backend *be, const struct dg_plane *x, con
     if (!gate_up->reordered || !down->reordered)
         return false;
     struct dgc_moe_plan_args p = {routing->expert, cu->s.plan.pair, cu->s.plan.n_tiles, cu->s.moe_entry, dg_cuda_plane(x), cu->s.moe_x,
-                                  pairs, gate_up->e, x->rows, hidden, {0}};
+                                  pairs, x->rows, hidden, {0}};
     memcpy(p.cost, costs[nv], sizeof p.cost);
     dgc_launch_moe_plan(be, DGC_K_moe_plan, 1 + tiles((int64_t)x->rows * hidden / 8, 1024), 1, 0, &p);
     struct dgc_moe_args up = {(const uint8_t *)(uintptr_t)gate_up->dev, cu->s.moe_x, cu->s.moe_entry, cu->s.plan.n_tiles, cu->s.plan.pair, cu->s.h,

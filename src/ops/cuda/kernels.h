@@ -53,7 +53,7 @@ enum { DGC_EPI_NONE, DGC_EPI_GLU, DGC_EPI_CAP };
 #define DGC_SPLIT_FULL 2048   /* and of full ones, whose rows may be long */
 #define DGC_FLASH_KEYS 32
 #define DGC_MOE_TOKENS 48    /* most tokens of one expert that the Hopper expert kernels compute together: an entry */
-#define DGC_MOE_WHOLE 24     /* most of them whose K, the hidden size, stays whole in shared memory */
+#define DGC_MOE_WHOLE 24     /* most of them whose K stays whole in shared memory while gate and up walk it (down: any) */
 #define DGC_MOE_EXPERTS 256  /* most experts they serve */
 #define DGC_SHARED_SM90 232448 /* most dynamic shared memory of a block there */
 #define DGC_SCORE_KEYS 256
@@ -316,17 +316,16 @@ struct dgc_moe_entry {
     int32_t expert, slot, n, cost; /* cost: of all entries before it */
 };
 
-/* slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / DGC_MOE_TOKENS; n_entries: their number, then their costs' sum;
- * xp: [rows][k], x permuted. 64 | k.
- * Grid: 1 + ceil(rows * k / 8 / 1024). */
+/* expert: [pairs], under DGC_MOE_EXPERTS; slot_pair: [pairs], the pair in each slot; entries: at most experts + pairs / DGC_MOE_TOKENS; n_entries:
+ * their number, then their costs' sum, at a multiple of 8 bytes; xp: [rows][k], x permuted. 64 | k. Grid: 1 + ceil(rows * k / 8 / 1024). */
 struct dgc_moe_plan_args {
     const int32_t *expert;
     int32_t *slot_pair, *n_entries;
     struct dgc_moe_entry *entries;
     struct dgc_plane x;
     uint16_t *xp;
-    int32_t pairs, experts, rows, k;
-    int32_t cost[DGC_MOE_TOKENS / 8]; /* of a tile of 64 weight rows with up to 8, 16, ... tokens: what a block's share is measured in */
+    int32_t pairs, rows, k; /* pairs: 1 at least */
+    int32_t cost[DGC_MOE_TOKENS / 8]; /* of a tile of 64 weight rows with up to 8, 16, ... tokens, over 0: what a block's share is measured in */
 };
 
 /* up: x is xp, k the hidden size, rows moe, out h; down: x is h, k moe, rows the hidden size, out d. 64 | k, 64 | rows. Grid: any number of

@@ -36,8 +36,9 @@ DGC_KERNEL(moe_repack, moe_repack, 512) {
     }
 }
 
-/* Codes of a word under an e4m3 scale in the order that dg_nv_word reads: of each half's first three the low bits one after another from bit 0, each
- * sign 9 bits above the lowest of them; the fourth's bits in 13, 14 and 10, its sign in 11. The scale's sign and whether it is 0 go into the codes. */
+/* Codes of a word under an e4m3 scale in the order that dg_nv_word reads: of each half's first three the low bits one after another from bit 0,
+ * each sign 9 bits above the lowest of them; the fourth's bits in 13, 14 and 10, its sign in 11. The scale's sign and whether it is 0 go into the
+ * codes. */
 DGC_FN unsigned dg_nv_codes(unsigned w, unsigned scale) {
     unsigned o = 0;
     w ^= scale & 0x80 ? 0x88888888u : 0;
@@ -50,8 +51,8 @@ DGC_FN unsigned dg_nv_codes(unsigned w, unsigned scale) {
     }
     return o;
 }
-/* An e4m3 scale without its sign in five bits of exponent and three of mantissa, so that none is denormal: 16 more, or where the exponent was 0, that of
- * the highest bit. 0, whose codes are 0, as anything. */
+/* An e4m3 scale without its sign in five bits of exponent and three of mantissa, so that none is denormal: 16 more, or where the exponent was 0,
+ * that of the highest bit. 0, whose codes are 0, as anything. */
 DGC_FN unsigned dg_nv_scale(unsigned scale) {
     unsigned s = scale & 0x7f, p = s >= 4 ? 2 : s >= 2 ? 1 : 0;
     return s >= 8 ? s + 16 : s ? p << 3 | (s << (3 - p) & 7) : 0;

@@ -25,7 +25,7 @@ DGC_FN void dg_q4_tile_load(unsigned dst, const uint4 *t, unsigned second, int h
         dg_bulk_load(dst + n0, (const char *)(t + second) + (o + n0 - half), bytes - n0, bar, policy);
 }
 
-/* One arrival of this warp at bar, after all its lanes' reads. By a predicate, so that the lanes need not meet again before wgmma. */
+/* dg_arrive_for_warp by a predicate in place of a branch, so that the lanes need not meet again before wgmma. */
 DGC_FN void dg_warp_arrive(unsigned bar) {
     __syncwarp();
     asm volatile("{\n.reg .pred p;\nsetp.eq.u32 p, %1, 0;\n@p mbarrier.arrive.shared.b64 _, [%0];\n}" ::"r"(bar), "r"(threadIdx.x & 31)
@@ -112,7 +112,7 @@ template <class W_, int SLOTS_, int PASSES_, bool GLU_> struct st_cfg {
     static constexpr int SLOT = G * W::GROUP, RING = SLOTS * SLOT; /* bytes */
     /* Bytes of a group of the tokens; groups of a chunk. A chunk has one place, whatever the entry's width. */
     static constexpr int TOKENS_WIDE = DGC_MOE_TOKENS * 128, TOKENS = TOKENS_WIDE / PASSES, CHUNK = G, CHUNK_WIDE = CHUNK / PASSES;
-    static_assert(DGC_MOE_WHOLE * 128 <= TOKENS && DGC_MOE_WHOLE == 24 && DGC_MOE_TOKENS == 48, "st_consume's widths");
+    static_assert(DGC_MOE_WHOLE * 128 <= TOKENS && DGC_MOE_WHOLE == 24 && DGC_MOE_TOKENS == 48 && G == 4, "widths in st_consume, st_chunks");
 };
 /* Unsigned divisions, which are shifts here and shorter there. */
 DGC_FN int st_groups(const struct st_arg &a) { return (int)((unsigned)a.k / 64); }
@@ -120,6 +120,12 @@ DGC_FN int st_tiles(const struct st_arg &a) { return (int)((unsigned)a.rows / 64
 DGC_FN int st_chunks(int groups) { return (int)((unsigned)(groups + 3) / 4); }
 /* The entry that unit u belongs to. */
 DGC_FN int st_entry(int u, int tiles) { return (int)((unsigned)u / (unsigned)tiles); }
+/* Through the L2: down reads it before it waits for the launch before, and no line of an earlier layer's may serve it. */
+DGC_FN struct dgc_moe_entry st_entry_of(const struct st_arg &a, int i) {
+    struct dgc_moe_entry e;
+    asm volatile("ld.global.cg.v4.s32 {%0, %1, %2, %3}, [%4];" : "=r"(e.expert), "=r"(e.slot), "=r"(e.n), "=r"(e.cost) : "l"(a.entries + i));
+    return e;
+}
 DGC_FN bool st_is_wide(int tokens) { return tokens > DGC_MOE_WHOLE; }
 struct st_bars {
     unsigned a_full, a_empty, b_full, b_empty; /* a: WG rings of SLOTS; b: chunks */
@@ -147,7 +153,7 @@ struct st_feed {
     unsigned tile; /* 16 bytes each */
 };
 template <class C> DGC_FN void st_feed_unit(const struct st_arg &a, struct st_feed &f, int tiles, int groups) {
-    struct dgc_moe_entry e = a.entries[st_entry(f.u, tiles)];
+    struct dgc_moe_entry e = st_entry_of(a, st_entry(f.u, tiles));
     f.wide = st_is_wide(e.n);
     f.tile = dg_q4_tile(e.expert, a.rows, f.u % tiles, groups * C::W::ROW, C::GLU);
     struct st_range r = st_pass<C>(groups, f.wide, f.pass);
@@ -225,7 +231,7 @@ template <class C> DGC_FN void st_tokens(const struct st_arg &a, int begin, int 
     for (int j = 0; j < 4; j++)
         to[j] = b + dg_sw128(j * C::TW + warp, lane & 7);
     for (int u = begin; u < end; u = (st_entry(u, tiles) + 1) * tiles) {
-        struct dgc_moe_entry e = a.entries[st_entry(u, tiles)];
+        struct dgc_moe_entry e = st_entry_of(a, st_entry(u, tiles));
         int n = lane * C::TW + warp, src = n < e.n ? C::GLU ? a.slot_pair[e.slot + n] / a.topk : e.slot + n : 0;
         unsigned row = (unsigned)src * (a.k / 8); /* in 16 bytes */
         bool wide = st_is_wide(e.n);
@@ -306,8 +312,9 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
     for (int i = 0; i < NT / 2; i++)
         acc[i] = 0;
     unsigned bd = dg_desc_sw128(at.b);
+    __syncwarp(); /* stores of the unit before leave lanes apart */
     for (int g = 0; g < groups; g += C::G, bd += C::G * (C::TOKENS >> 4)) {
-        if (g % 4 == 0 && first) {
+        if (first) {
             dg_bar_wait(at.b_full + g / 4 * 8, at.b_phase);
             dg_fence_async();
         }
@@ -319,15 +326,16 @@ DGC_FN void st_unit(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
         } else { /* two and one, not code of each length: registers */
             int left = groups - g, two = left & 2;
             uint64_t bt = dg_desc64_sw128(at.b + g * C::TOKENS); /* not bd: sums shared with whole slots' would be kept and moved */
-            if (C::G > 2 && two)
+            if (two)
                 dg_q4_slot<typename C::W, 2, C::TOKENS, true>(acc, s, l, bt, left == 2 ? release : 0);
             if (left & 1)
                 dg_q4_slot<typename C::W, 1, C::TOKENS, true>(acc, s + two * C::W::GROUP, l, bt + two * (C::TOKENS >> 4), release);
         }
-        if (g < frees && g % 4 + C::G == 4)
+        if (g < frees)
             dg_warp_arrive(at.b_empty + g / 4 * 8);
         st_next_slot<C>(at);
     }
+    dg_hold(acc);
     st_store<C, NT>(a, acc, e, tile, pair);
     if (last)
         dg_warp_arrive(at.b_empty + (groups - 1) / 4 * 8);
@@ -350,6 +358,7 @@ DGC_FN void st_wide(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
         acc[4 * i + 2] = v.z;
         acc[4 * i + 3] = v.w;
     }
+    __syncwarp();
     for (int g = 0; g < k.n; g += C::G) {
         int n = min(C::G, k.n - g), chunk = g / C::CHUNK_WIDE;
         if (first) {
@@ -370,6 +379,7 @@ DGC_FN void st_wide(const struct st_arg &a, struct st_at &at, struct dg_lane l, 
                     dg_warp_arrive(at.b_empty + (chunk + i) * 8);
         st_next_slot<C>(at);
     }
+    dg_hold(acc);
     if (pass + 1 < st_passes<C>(all, true))
 #pragma unroll
         for (int i = 0; i < NT / 8; i++)
@@ -389,7 +399,7 @@ DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigne
     struct st_at at = {ring + wg * C::RING, bar.a_full + wg * C::SLOTS * 8, b, bar.b_full, bar.b_empty, 0, 0, 0};
     int next = begin + wg; /* this warpgroup's next unit */
     for (int from = begin; from < end;) {
-        struct dgc_moe_entry e = a.entries[st_entry(from, tiles)];
+        struct dgc_moe_entry e = st_entry_of(a, st_entry(from, tiles));
         int stop = min(end, (st_entry(from, tiles) + 1) * tiles), u = next;
         from = stop;
         for (int pass = 0, passes = st_passes<C>(groups, st_is_wide(e.n)); pass < passes; pass++, at.b_phase ^= 1) {
@@ -421,12 +431,13 @@ DGC_FN void st_consume(const struct st_arg &a, int begin, int end, const unsigne
 
 /* The units of this block, share[0] to share[1]: an equal part of all entries' costs. For all threads, who meet behind it. */
 template <class C> DGC_FN void st_share(const struct st_arg &a, unsigned tiles, int *share) {
-    int n = a.n_entries[0];
-    uint64_t all = (uint64_t)a.n_entries[1] * tiles;
+    int n, costs;
+    asm volatile("ld.global.cg.v2.s32 {%0, %1}, [%2];" : "=r"(n), "=r"(costs) : "l"(a.n_entries));
+    uint64_t all = (uint64_t)costs * tiles;
     unsigned at[2] = {(unsigned)(all * blockIdx.x / gridDim.x), (unsigned)(all * (blockIdx.x + 1) / gridDim.x)};
 #pragma unroll 1
     for (int i = threadIdx.x; i < n; i += 128 * (C::WG + 1)) {
-        unsigned from = a.entries[i].cost, each = (i + 1 < n ? a.entries[i + 1].cost : a.n_entries[1]) - from;
+        unsigned from = st_entry_of(a, i).cost, each = (i + 1 < n ? st_entry_of(a, i + 1).cost : costs) - from;
 #pragma unroll
         for (int s = 0; s < 2; s++)
             if (at[s] - from * tiles < each * tiles) /* unsigned: not below from either */

@@ -148,9 +148,6 @@ DGC_FN void dg_grid_wait(void) { asm volatile("griddepcontrol.wait;" ::: "memory
 DGC_FN void dg_grid_launch(void) { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 /* ---- copies ---- */
-DGC_FN void dg_cp_async16(unsigned dst, const void *src) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(dst), "l"(src) : "memory");
-}
 /* The same, or zeros; src can be read in either case. */
 DGC_FN void dg_cp_async16_if(unsigned dst, const void *src, bool on) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(on ? 16 : 0) : "memory");
@@ -271,25 +268,6 @@ DGC_FN void dg_wgmma_rs(float (&d)[24], const unsigned (&a)[4], uint64_t b) {
         "%16, %17, %18, %19, %20, %21, %22, %23}, "
         "{%24, %25, %26, %27}, %28, 1, 1, 1, 0;"
         : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DGC_FN void dg_wgmma_rs(float (&d)[32], const unsigned (&a)[4], uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, 1, 1, 1, 0;"
-        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-DGC_FN void dg_wgmma_rs(float (&d)[64], const unsigned (&a)[4], uint64_t b) {
-    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
-        "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, 1, 1, 1, 0;"
-        : DG_ACC8(0), DG_ACC8(8), DG_ACC8(16), DG_ACC8(24), DG_ACC8(32), DG_ACC8(40),
-          DG_ACC8(48), DG_ACC8(56)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 DGC_FN void dg_wgmma_rs_f16(float (&d)[128], const unsigned (&a)[4], unsigned b) {
