@@ -48,19 +48,27 @@ static bool parse_u64(const char *s, uint64_t *out) {
     return true;
 }
 
-/* Digits, with a point among them or not, and K, M, G or T, which may be followed by B or iB. The result is between 1 byte and 2^60. */
-static bool parse_size(const char *s, size_t *out) {
+/* Up to 15 digits and, behind a point, more: as much as is a number in every locale. Returns what is behind them, NULL where s begins otherwise. */
+static const char *take_decimal(const char *s, double *out) {
     size_t whole = strspn(s, "0123456789"), part = s[whole] == '.' ? strspn(s + whole + 1, "0123456789") : 0;
-    const char *unit = s + whole + (s[whole] == '.' ? 1 + part : 0);
-    static const char letters[] = "kKmMgGtT";
-    const char *at = *unit ? strchr(letters, *unit) : NULL;
     double v = 0, digit = 1;
-    if (!whole || whole > 15 || (s[whole] == '.' && !part) || !at || (unit[1] && strcmp(unit + 1, "B") != 0 && strcmp(unit + 1, "iB") != 0))
-        return false;
+    if (!whole || whole > 15 || (s[whole] == '.' && !part))
+        return NULL;
     for (size_t i = 0; i < whole; i++)
         v = v * 10 + (s[i] - '0');
     for (size_t i = 0; i < part; i++)
         v += (s[whole + 1 + i] - '0') * (digit /= 10);
+    *out = v;
+    return s + whole + (part ? 1 + part : 0);
+}
+
+/* A decimal and K, M, G or T, which may be followed by B or iB. The result is between 1 byte and 2^60. */
+static bool parse_size(const char *s, size_t *out) {
+    static const char letters[] = "kKmMgGtT";
+    double v;
+    const char *unit = take_decimal(s, &v), *at = unit && *unit ? strchr(letters, *unit) : NULL;
+    if (!at || (unit[1] && strcmp(unit + 1, "B") != 0 && strcmp(unit + 1, "iB") != 0))
+        return false;
     for (int64_t i = (at - letters) / 2; i >= 0; i--)
         v *= 1024;
     if (!(v >= 1 && v <= 0x1p60))
@@ -69,17 +77,10 @@ static bool parse_size(const char *s, size_t *out) {
     return true;
 }
 
-/* Digits, with a point among them or not: as much as is a number in every locale. */
 static bool parse_seconds(const char *s, int64_t min, int64_t max, double *out) {
-    size_t whole = strspn(s, "0123456789"), part = s[whole] == '.' ? strspn(s + whole + 1, "0123456789") : 0;
-    double v = 0, digit = 1;
-    if (!whole || (s[whole] == '.' && !part) || s[whole + (part ? 1 + part : 0)])
-        return false;
-    for (size_t i = 0; i < whole; i++)
-        v = v * 10 + (s[i] - '0');
-    for (size_t i = 0; i < part; i++)
-        v += (s[whole + 1 + i] - '0') * (digit /= 10);
-    if (!(v > (double)min && v <= (double)max))
+    double v;
+    const char *end = take_decimal(s, &v);
+    if (!end || *end || !(v > (double)min && v <= (double)max))
         return false;
     *out = v;
     return true;

@@ -341,9 +341,10 @@ struct dgc_moe_args {
     void *part;          /* up: DGC_MOE_PART(rows) bytes for each block of the grid */
 };
 /* dynamic shared memory */
-#define DGC_MOE_UP_SHARED(k) (((k) / 64 + 1) / 2 * 6144 + 82048 + 16 * (((k) + 255) / 256) + 200)
-#define DGC_MOE_DOWN_SHARED(k) ((k) / 64 * 6144 + 164096 + 16 * (((k) + 255) / 256) + 200)
-#define DGC_MOE_PART(moe) ((size_t)(((moe) / 32 + 3) / 4) * DGC_MOE_TOKENS / 8 * 8192) /* bytes of a block's sums between two passes */
+#define DGC_MOE_AROUND(k) (16 * (((k) + 255) / 256) + 4 * DGC_MOE_TOKENS + 8) /* barriers of tokens, pairs, the block's share */
+#define DGC_MOE_UP_SHARED(k) (((k) / 64 + 1) / 2 * (DGC_MOE_TOKENS * 128) + 82048 + DGC_MOE_AROUND(k))
+#define DGC_MOE_DOWN_SHARED(k) ((k) / 64 * (DGC_MOE_TOKENS * 128) + 164096 + DGC_MOE_AROUND(k))
+#define DGC_MOE_PART(moe) ((size_t)(((moe) / 32 + 3) / 4) * (DGC_MOE_TOKENS / 8) * 8192) /* bytes of a block's sums between two passes */
 
 /* 32 | hidden, 4 | ldy, y and d at multiples of 16 and 128 bytes; d is undefined afterwards. Grid: rows x ceil(hidden / 4 / 352). */
 struct dgc_moe_sum_args {
@@ -533,7 +534,7 @@ struct dgc_top_scores_sm90_args {
 /* y = softmax over the highest of those scores of each row, times values, in position order. topk as in struct dg_batch, at most
  * DGC_TOP_KEPT. A warp a (row, head), DGC_TOP_UNITS of them a block, in the order of the scores' rows.
  * dense: y is left alone; a row of scores becomes the keys' weights as f16, the largest 1, zeros up to a multiple of 64 keys, and the first of its
- * groups' largest becomes 1 / their sum, as top_sum_sm90 takes them. */
+ * groups' largest becomes 1 / their sum, as top_sum_sm90 takes them. The sum is that of the weights before they are f16. */
 struct dgc_top_values_args {
     struct dgc_plane y;
     struct dgc_kv kv;
@@ -546,8 +547,8 @@ struct dgc_top_values_args {
 #define DGC_TOP_UNITS 4
 
 /* Those weights times values on Hopper (topk_sm90a.cu): a canvas's rows, hd 512, y bf16 with rows at multiples of 16 bytes. Maps, f16 with 128-byte
- * swizzle: weights {2 pitch, n * heads} with boxes {64, DGC_TOP_TILE}, values {kv_heads * hd, slots} with boxes {64, 64}. Grid: tiles of rows * group
- * x kv heads, 128 columns each. */
+ * swizzle: weights {2 pitch, n * heads} with boxes {64, DGC_TOP_TILE}, values {kv_heads * hd, slots} with boxes {64, 64}. Values of all keys that are
+ * seen must be finite, of those that are not kept too: their weights are 0. Grid: tiles of rows * group x kv heads, 128 columns each. */
 struct dgc_top_sum_sm90_args {
     struct dgc_tmap p, v;
     struct dgc_top_values_args f;

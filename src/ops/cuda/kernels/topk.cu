@@ -2,8 +2,8 @@
  * and the sum over them.
  *
  * The k-th largest of the groups' largest scores is a lower bound of the k-th largest score, so only groups that reach it can hold a kept
- * key: of a long row a sixth is read. What reaches the bound is listed in the order of positions; when the list is full its k highest stay and
- * the bound rises to the least of them, and so do in the end the k highest of all. */
+ * key: of a long row a sixth to a quarter is read. What reaches the bound is listed in the order of positions; when the list is full its k
+ * highest stay and the bound rises to the least of them, and so do in the end the k highest of all. */
 #include "ops/cuda/kernels/topk.cuh"
 
 #define TILE DGC_TOP_TILE
@@ -139,6 +139,9 @@ DGC_KERNEL(top_scores, top_scores, 256) {
 #define TAKE 4      /* and of which it takes so many at a time */
 #define AHEAD 3     /* keys whose values it has under way */
 #define ALL 0xffffffffu
+#if LIST < DGC_TOP_KEPT + DGC_TOP_KEPT / 16 + 8 + 32 * TAKE
+#error a pruned list (slack_of) has no room for the next groups
+#endif
 #define BEYOND 0x7fffffe0
 
 struct DGC_ALIGNED(16) choice {
